@@ -1,0 +1,98 @@
+"""Whole-model float32 forward of a random-weight Qwen3 directory, in plain torch, one layer's weights at a time.
+
+It answers one question for the serving checks: by how much does float32 arithmetic prefer one next token over another?
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmark.random_weights import MARKER, draw, tensor_plan
+
+
+class Oracle:
+    """Float32 logits of token sequences under the weights of `directory`.
+
+    Weights are drawn exactly as the served model's (same device kind needed), upcast to float32, used and dropped.
+    """
+
+    def __init__(self, directory: str | Path, device) -> None:
+        self.config = json.loads((Path(directory) / "config.json").read_text())
+        self._seed = json.loads((Path(directory) / MARKER).read_text())["seed"]
+        self._plan = {name: (shape, mean, std) for name, shape, mean, std in tensor_plan(self.config)}
+        self._device = device
+
+    def _weight(self, name: str):
+        shape, mean, std = self._plan[name]
+        return draw(name, shape, mean, std, seed=self._seed, device=self._device)
+
+    def logits(self, sequences: list[list[int]], first: list[int]) -> list:
+        """float32 logits [len(sequence) - first, vocab] of every position from `first[i]` on, one tensor a sequence."""
+        import torch
+
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            with torch.no_grad():
+                return self._logits(sequences, first)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+
+    def _logits(self, sequences, first):
+        import torch
+
+        cfg, eps = self.config, self.config["rms_norm_eps"]
+        embedding = self._weight("model.embed_tokens.weight")
+        states = [embedding[torch.tensor(ids, device=self._device)].float() for ids in sequences]
+        cos, sin = rope_table(max(map(len, sequences)), cfg["head_dim"], cfg["rope_theta"], self._device)
+        for layer in range(cfg["num_hidden_layers"]):
+            at = f"model.layers.{layer}."
+            weight = {n[len(at) :]: self._weight(n).float() for n in self._plan if n.startswith(at)}
+            states = [_layer(x, weight, cfg, cos, sin, eps) for x in states]
+        final = self._weight("model.norm.weight").float()
+        head = embedding if cfg["tie_word_embeddings"] else self._weight("lm_head.weight")
+        states = [rms_norm(x[begin:], final, eps) for x, begin in zip(states, first, strict=True)]
+        return [torch.cat([x @ part.float().T for part in head.split(32768)], dim=1) for x in states]
+
+
+def rms_norm(x, weight, eps: float):
+    """x [..., n] float32 -> x / rms(x) * weight."""
+    import torch
+
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rope_table(length: int, dim: int, theta: float, device):
+    """(cos, sin) float32 [length, dim / 2] of every position and pair of channels."""
+    import torch
+
+    inverse = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+    angle = torch.arange(length, dtype=torch.float64, device=device)[:, None] * inverse
+    return angle.cos().float(), angle.sin().float()
+
+
+def _rope(x, cos, sin):
+    """x [tokens, heads, dim], half-split pairs (neox)."""
+    import torch
+
+    low, high = x.chunk(2, dim=-1)
+    c, s = cos[: x.shape[0], None], sin[: x.shape[0], None]
+    return torch.cat((low * c - high * s, high * c + low * s), dim=-1)
+
+
+def _layer(x, w, cfg, cos, sin, eps):
+    import torch.nn.functional as F
+
+    tokens, dim = x.shape[0], cfg["head_dim"]
+    group = cfg["num_attention_heads"] // cfg["num_key_value_heads"]
+    y = rms_norm(x, w["input_layernorm.weight"], eps)
+    q, k, v = ((y @ w[f"self_attn.{n}_proj.weight"].T).view(tokens, -1, dim) for n in "qkv")
+    q = _rope(rms_norm(q, w["self_attn.q_norm.weight"], eps), cos, sin)
+    k = _rope(rms_norm(k, w["self_attn.k_norm.weight"], eps), cos, sin)
+    k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
+    mixed = F.scaled_dot_product_attention(*(t.transpose(0, 1)[None] for t in (q, k, v)), is_causal=True)
+    x = x + mixed[0].transpose(0, 1).reshape(tokens, -1) @ w["self_attn.o_proj.weight"].T
+    y = rms_norm(x, w["post_attention_layernorm.weight"], eps)
+    gated = F.silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)
+    return x + gated @ w["mlp.down_proj.weight"].T

@@ -1,0 +1,102 @@
+"""Seeded real-scale random weights of a Qwen3 dense model, and the SGLang load hook that serves them.
+
+`register()` is an entry point of the group `sglang.srt.plugins` (see `install_hook`). It makes SGLang's default loader draw
+the weights of a directory that holds `random_weights.json` on the model's device and pass them through the model's own
+`load_weights`; any other directory loads as usual.
+
+Scales are those of a trained model, not of an initialised one, so that a wrong page, head, norm or rope changes the text:
+norm gains spread around 1, q and k gains near 1.4 (attention scores of standard deviation about 2, so that a few tokens of a
+long context carry the weight), residual branches of order 0.5 a layer, logits of standard deviation about 3 (1.5 when tied).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+MARKER = "random_weights.json"
+QK_GAIN = 1.4
+BRANCH_STD = 0.5  # what one attention or MLP branch adds to the residual stream
+LOGIT_STD = 3.0
+TIED_LOGIT_STD = 1.5  # a tied head repeats the last token when the embedding weighs more in the residual stream
+EMBEDDING_STD = 1.0
+
+
+def tensor_plan(config: dict) -> Iterator[tuple[str, tuple[int, ...], float, float]]:
+    """Yield (name, shape, mean, standard deviation) of every checkpoint tensor, in layer order."""
+    hidden, inter, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    tied = config["tie_word_embeddings"]
+    head_std = (TIED_LOGIT_STD if tied else LOGIT_STD) / math.sqrt(hidden)
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden), 0.0, head_std if tied else EMBEDDING_STD
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        yield at + "input_layernorm.weight", (hidden,), 1.0, 0.1
+        for name, rows in (("q", q), ("k", kv), ("v", kv)):
+            yield at + f"self_attn.{name}_proj.weight", (rows, hidden), 0.0, 1 / math.sqrt(hidden)
+        yield at + "self_attn.q_norm.weight", (dim,), QK_GAIN, 0.15
+        yield at + "self_attn.k_norm.weight", (dim,), QK_GAIN, 0.15
+        yield at + "self_attn.o_proj.weight", (hidden, q), 0.0, 2 * BRANCH_STD / math.sqrt(q)
+        yield at + "post_attention_layernorm.weight", (hidden,), 1.0, 0.1
+        for name in ("gate", "up"):
+            yield at + f"mlp.{name}_proj.weight", (inter, hidden), 0.0, 1 / math.sqrt(hidden)
+        # silu(g) * u of two unit normals has a standard deviation near 0.6
+        yield at + "mlp.down_proj.weight", (hidden, inter), 0.0, BRANCH_STD / 0.6 / math.sqrt(inter)
+    yield "model.norm.weight", (hidden,), 1.0, 0.1
+    if not tied:
+        yield "lm_head.weight", (config["vocab_size"], hidden), 0.0, head_std
+
+
+def draw(name: str, shape: tuple[int, ...], mean: float, std: float, *, seed: int, device):
+    """One bf16 tensor. The same name, shape, seed and kind of device always give the same values."""
+    import torch
+
+    generator = torch.Generator(device=device)
+    generator.manual_seed(zlib.crc32(f"{seed} {name}".encode()))  # the CPU generator keeps 32 bits of a seed
+    drawn = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+    return drawn.mul_(std).add_(mean)
+
+
+def all_weights(directory: str | Path, device) -> Iterator[tuple[str, object]]:
+    """Yield (name, bf16 tensor on `device`) of the model in `directory`, one at a time."""
+    config = json.loads((Path(directory) / "config.json").read_text())
+    seed = json.loads((Path(directory) / MARKER).read_text())["seed"]
+    for name, shape, mean, std in tensor_plan(config):
+        yield name, draw(name, shape, mean, std, seed=seed, device=device)
+
+
+def register() -> None:
+    """Patch SGLang's default loader once in this process."""
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    if getattr(DefaultModelLoader, "_draws_random_weights", False):
+        return
+    read_files = DefaultModelLoader._get_all_weights
+
+    def get_all_weights(self, model_config, model):
+        if os.path.exists(os.path.join(model_config.model_path, MARKER)):
+            return all_weights(model_config.model_path, next(model.parameters()).device)
+        return read_files(self, model_config, model)
+
+    DefaultModelLoader._get_all_weights = get_all_weights
+    DefaultModelLoader._draws_random_weights = True
+
+
+def install_hook(folder: Path) -> str:
+    """Write a dist-info whose entry point is `register` into `folder`; returns the PYTHONPATH that makes it load.
+
+    A server started with that PYTHONPATH, and every process it spawns, serves directories made by `models.write_model`.
+    """
+    info = folder / "benchmark_random_weights-0.0.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark-random-weights\nVersion: 0.0.0\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nbenchmark_random_weights = benchmark.random_weights:register\n"
+    )
+    (info / "RECORD").write_text("")
+    repository = Path(__file__).resolve().parent.parent
+    return f"{folder.resolve()}{os.pathsep}{repository}"

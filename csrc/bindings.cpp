@@ -1,0 +1,168 @@
+// Every export of the extension. No logic: raw pointers and stream handles in, values out; no torch ABI.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "emulation/decode_step.hpp"
+#include "emulation/selftest.hpp"
+#include "launch/decode_step.hpp"
+
+namespace py = pybind11;
+
+namespace sgl_lowlatency {
+namespace {
+
+std::map<std::string, std::vector<std::string>> backends() {
+  std::map<std::string, std::vector<std::string>> found{{"emulation", {"host"}}};
+#ifdef SGL_LOWLATENCY_WITH_CUDA
+  std::istringstream archs(SGL_LOWLATENCY_CUDA_ARCHS);  // set by setup.py, separated by spaces
+  for (std::string arch; archs >> arch;) found["cuda"].push_back(arch);
+#endif
+  return found;
+}
+
+// An array of T from tuples of integers, each field `Word` wide: the bytes of a device table.
+template <class T, class Word, size_t kFields>
+py::bytes pack_table(const std::vector<std::vector<Word>>& entries) {
+  static_assert(sizeof(T) == sizeof(Word) * kFields, "a table entry is its fields and nothing else");
+  std::string bytes(entries.size() * sizeof(T), '\0');
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].size() != kFields) throw std::invalid_argument("entry " + std::to_string(i) + " has " + std::to_string(entries[i].size()) + " fields, not " + std::to_string(kFields));
+    std::memcpy(&bytes[i * sizeof(T)], entries[i].data(), sizeof(T));
+  }
+  return py::bytes(bytes);
+}
+
+// A pointer member as an integer property.
+template <class T>
+void pointer_property(py::class_<abi::DecodeStepParams>& type, const char* name, T* abi::DecodeStepParams::*member) {
+  type.def_property(
+      name, [member](const abi::DecodeStepParams& p) { return reinterpret_cast<uintptr_t>(p.*member); },
+      [member](abi::DecodeStepParams& p, uintptr_t value) { p.*member = reinterpret_cast<T*>(value); });
+}
+
+// The record when a kernel completed it, else None. Acquire: pairs with raise_fault's release of `state`.
+py::object read_fault(uintptr_t address) {
+  auto* record = reinterpret_cast<abi::FaultRecord*>(address);
+  if (__atomic_load_n(&record->state, __ATOMIC_ACQUIRE) != 2) return py::none();
+  return py::cast(*record);
+}
+
+void acknowledge_fault(uintptr_t address) { __atomic_store_n(&reinterpret_cast<abi::FaultRecord*>(address)->host_ack, 1u, __ATOMIC_RELEASE); }
+
+std::vector<uint64_t> read_executed(uintptr_t address) {
+  const auto* counts = reinterpret_cast<const uint64_t*>(address);
+  std::vector<uint64_t> out(abi::kMaxRows + 1);
+  for (size_t i = 0; i < out.size(); ++i) out[i] = __atomic_load_n(counts + i, __ATOMIC_RELAXED);
+  return out;
+}
+
+void bind_abi(py::module_& m) {
+  py::module_ a = m.def_submodule("abi", "Constants and structs of abi/decode_step.hpp");
+#define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
+  SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
+  SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kNumThreads); SGL_CONSTANT(kStageK); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages);
+  SGL_CONSTANT(kPanelPadBytes); SGL_CONSTANT(kScratchPitch); SGL_CONSTANT(kNumOps); SGL_CONSTANT(kNumEdges);
+#undef SGL_CONSTANT
+  a.attr("kSyncStateBytes") = py::int_(sizeof(abi::SyncState));
+  a.attr("kFaultRecordBytes") = py::int_(sizeof(abi::FaultRecord));
+  a.attr("kFaultKinds") = py::dict(
+      py::arg("edge_deadline") = static_cast<uint32_t>(abi::kFaultEdgeDeadline), py::arg("ring_full") = static_cast<uint32_t>(abi::kFaultRingFull),
+      py::arg("ring_empty") = static_cast<uint32_t>(abi::kFaultRingEmpty), py::arg("bad_token_id") = static_cast<uint32_t>(abi::kFaultBadTokenId),
+      py::arg("bad_position") = static_cast<uint32_t>(abi::kFaultBadPosition), py::arg("bad_length") = static_cast<uint32_t>(abi::kFaultBadLength),
+      py::arg("bad_request_row") = static_cast<uint32_t>(abi::kFaultBadRequestRow), py::arg("bad_slot") = static_cast<uint32_t>(abi::kFaultBadSlot));
+  a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "attention", "out_proj", "gate_up", "down"};
+
+  py::class_<abi::SmemLayout>(a, "SmemLayout")
+      .def_readonly("barriers", &abi::SmemLayout::barriers).def_readonly("row_state", &abi::SmemLayout::row_state)
+      .def_readonly("zero_row", &abi::SmemLayout::zero_row).def_readonly("scratch", &abi::SmemLayout::scratch)
+      .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("panel", &abi::SmemLayout::panel)
+      .def_readonly("ring", &abi::SmemLayout::ring).def_readonly("total_bytes", &abi::SmemLayout::total_bytes);
+  m.def("smem_layout", &abi::smem_layout, py::arg("rows"), py::arg("max_panel_bytes"), py::arg("max_tiles_multi_panel"), py::arg("num_stages"));
+
+  py::class_<abi::Geometry>(a, "Geometry")
+      .def(py::init([] { return abi::Geometry{}; }))
+#define SGL_FIELD(name) .def_readwrite(#name, &abi::Geometry::name)
+      SGL_FIELD(num_layers) SGL_FIELD(hidden) SGL_FIELD(num_q_heads) SGL_FIELD(num_kv_heads) SGL_FIELD(head_dim) SGL_FIELD(intermediate) SGL_FIELD(vocab)
+      SGL_FIELD(max_position) SGL_FIELD(kv_slot_stride) SGL_FIELD(req_to_token_stride) SGL_FIELD(num_request_rows) SGL_FIELD(num_kv_slots) SGL_FIELD(rms_eps) SGL_FIELD(softmax_scale);
+#undef SGL_FIELD
+
+  py::class_<abi::FaultRecord>(a, "FaultRecord")
+#define SGL_FIELD(name) .def_readonly(#name, &abi::FaultRecord::name)
+      SGL_FIELD(kind) SGL_FIELD(rank) SGL_FIELD(sm) SGL_FIELD(block) SGL_FIELD(layer) SGL_FIELD(edge) SGL_FIELD(expected) SGL_FIELD(seen) SGL_FIELD(waited_ns);
+#undef SGL_FIELD
+
+  py::class_<abi::DecodeStepParams> params(a, "DecodeStepParams");
+  params.def(py::init([] { return abi::DecodeStepParams{}; }))
+      .def_readwrite("geometry", &abi::DecodeStepParams::geometry).def_readwrite("rows", &abi::DecodeStepParams::rows)
+      .def_readwrite("num_stages", &abi::DecodeStepParams::num_stages).def_readwrite("max_panel_bytes", &abi::DecodeStepParams::max_panel_bytes)
+      .def_readwrite("max_tiles_multi_panel", &abi::DecodeStepParams::max_tiles_multi_panel).def_readwrite("rank", &abi::DecodeStepParams::rank)
+      .def_readwrite("shared", &abi::DecodeStepParams::shared).def_readwrite("deadline_ns", &abi::DecodeStepParams::deadline_ns)
+      .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles, int32_t producers) {
+        if (op >= abi::kNumOps) throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumOps));
+        p.ops[op] = {k_extent, k_panel, num_tiles, producers};
+      }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"), py::arg("producers"));
+#define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
+  SGL_POINTER(layers); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
+  SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc); SGL_POINTER(req_to_token);
+  SGL_POINTER(residual); SGL_POINTER(qkv); SGL_POINTER(attention_out); SGL_POINTER(activation); SGL_POINTER(partial_out); SGL_POINTER(partial_max_sum);
+  SGL_POINTER(split_tickets); SGL_POINTER(hidden_out); SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
+#undef SGL_POINTER
+  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 8>, "Device table of LayerWeights from 8 pointers a layer, in the struct's order");
+  m.def("pack_kv_layers", &pack_table<abi::KvLayer, uint64_t, 2>, "Device table of KvLayer from (k, v) pointers");
+  m.def("pack_tile_ranges", &pack_table<abi::TileRange, int32_t, 2>, "Device table of TileRange from (begin, count) pairs");
+}
+
+void bind_emulation(py::module_& m) {
+  py::class_<emulation::Race>(m, "Race")
+      .def_property_readonly("kind", [](const emulation::Race& r) { return std::string(emulation::name(r.kind)); })
+#define SGL_FIELD(name) .def_readonly(#name, &emulation::Race::name)
+      SGL_FIELD(region) SGL_FIELD(offset) SGL_FIELD(bytes) SGL_FIELD(first_block) SGL_FIELD(first_warp) SGL_FIELD(first_lane) SGL_FIELD(second_block) SGL_FIELD(second_warp)
+      SGL_FIELD(second_lane) SGL_FIELD(stale);
+  py::class_<emulation::Report>(m, "EmulationReport")
+      .def_property_readonly("status", [](const emulation::Report& r) { return std::string(emulation::name(r.status)); })
+#undef SGL_FIELD
+#define SGL_FIELD(name) .def_readonly(#name, &emulation::Report::name)
+      SGL_FIELD(message) SGL_FIELD(switches) SGL_FIELD(slices) SGL_FIELD(virtual_ns) SGL_FIELD(num_races) SGL_FIELD(races);
+#undef SGL_FIELD
+  m.def(
+      "emulation_launch",
+      [](const abi::DecodeStepParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation, const std::vector<std::tuple<std::string, uintptr_t, size_t, bool>>& regions) {
+        emulation::Options options;
+        options.seed = seed;
+        options.planted = static_cast<dialect::Planted>(planted);
+        options.starvation = starvation;
+        for (const auto& [name, base, bytes, track_reads] : regions) options.regions.push_back({name.c_str(), reinterpret_cast<void*>(base), bytes, track_reads});
+        py::gil_scoped_release release;
+        return emulation::decode_step(params, grid, options);
+      },
+      py::arg("params"), py::arg("grid"), py::arg("seed") = 0, py::arg("planted") = 0, py::arg("starvation") = -1,
+      py::arg("regions") = std::vector<std::tuple<std::string, uintptr_t, size_t, bool>>{},
+      "Runs decode_step on the host. regions: (name, address, bytes, track_reads) of memory whose ordering is checked");
+  m.def("emulation_selftest", &emulation::selftest, py::arg("name"), py::arg("seed"));
+}
+
+
+void bind_module(py::module_& m) {
+  m.doc() = "Kernels of sgl-lowlatency: CUDA launches and host emulation, on raw pointers";
+  m.def("backends", &backends, "Compiled backends, e.g. {'emulation': ['host'], 'cuda': ['sm_90a']}");
+  bind_abi(m);
+  bind_emulation(m);
+  m.def("read_fault", &read_fault, py::arg("address"), "The completed FaultRecord at a host-visible address, or None");
+  m.def("acknowledge_fault", &acknowledge_fault, py::arg("address"), "Lets the kernel that wrote the record trap");
+  m.def("read_executed", &read_executed, py::arg("address"), "Completed launches by rows, [kMaxRows + 1]");
+#ifdef SGL_LOWLATENCY_WITH_CUDA
+  m.def("decode_step_launch_cuda", &launch::decode_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  m.def("decode_step_max_blocks", &launch::decode_step_max_blocks, py::arg("params"), "Co-resident blocks of the current device");
+  m.def("allocate_host_visible", &launch::allocate_host_visible, py::arg("bytes"), "Zeroed host memory that the device reads and writes");
+  m.def("free_host_visible", &launch::free_host_visible, py::arg("pointer"));
+#endif
+}
+
+}  // namespace
+}  // namespace sgl_lowlatency
+
+PYBIND11_MODULE(_C, m) { sgl_lowlatency::bind_module(m); }

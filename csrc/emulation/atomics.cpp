@@ -1,0 +1,139 @@
+// Global memory accesses and ordering operations of the dialect, polling, and virtual time.
+#include <cstring>
+
+#include "machine.hpp"
+
+namespace sgl_lowlatency::emulation {
+namespace {
+
+constexpr uint32_t kPreemptPlainOneIn = 512;
+constexpr uint32_t kPreemptAtomicOneIn = 4;
+constexpr uint64_t kTimerReadNs = 8;
+
+void check_alignment(const void* address, uint32_t bytes, const char* call) {
+  if ((bytes & (bytes - 1)) != 0 || bytes > 16) misuse(std::string(call) + " of " + std::to_string(bytes) + " bytes");
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) misuse(std::string(call) + ": address is not a multiple of its size");
+}
+
+bool acquires(Order order) { return order == Order::kAcquire || order == Order::kAcquireRelease; }
+bool releases(Order order) { return order == Order::kRelease || order == Order::kAcquireRelease; }
+
+void acquire(const void* address) {
+  const auto found = machine->sync_locations.find(address);
+  if (found != machine->sync_locations.end()) learn(*machine->current, found->second.clock);
+}
+
+void release(const void* address) {
+  std::shared_ptr<Clock>& clock = machine->sync_locations[address].clock;
+  if (!clock) {
+    clock = std::make_shared<Clock>(machine->warps.size());
+  } else if (clock.use_count() > 1) {
+    clock = std::make_shared<Clock>(*clock);
+  }
+  publish_across_blocks(*machine->current, *clock);
+}
+
+template <typename T>
+T atomic_load(const T* address, Order order) {
+  check_alignment(address, sizeof(T), "atomic load");
+  maybe_preempt(kPreemptAtomicOneIn);
+  machine->global.check_atomic(address, sizeof(T), true, false);
+  if (acquires(order)) acquire(address);
+  T value;
+  std::memcpy(&value, address, sizeof(T));
+  return value;
+}
+
+template <typename T>
+void atomic_store(T* address, T value, Order order) {
+  check_alignment(address, sizeof(T), "atomic store");
+  maybe_preempt(kPreemptAtomicOneIn);
+  machine->global.check_atomic(address, sizeof(T), false, true);
+  machine->sync_locations.erase(address);  // a store ends the release sequence of earlier writes
+  if (releases(order)) release(address);
+  std::memcpy(address, &value, sizeof(T));
+  global_memory_changed();
+}
+
+}  // namespace
+
+void load_plain_bytes(void* value, const void* address, uint32_t bytes) {
+  check_alignment(address, bytes, "load_plain");
+  maybe_preempt(kPreemptPlainOneIn);
+  machine->global.load(value, address, bytes);
+}
+
+void load_constant_bytes(void* value, const void* address, uint32_t bytes) {
+  check_alignment(address, bytes, "load_constant");
+  machine->global.load_constant(value, address, bytes);
+}
+
+void store_plain_bytes(void* address, const void* value, uint32_t bytes) {
+  check_alignment(address, bytes, "store_plain");
+  maybe_preempt(kPreemptPlainOneIn);
+  machine->global.store(address, value, bytes);
+  machine->progress = true;
+}
+
+uint32_t atomic_load_u32(const uint32_t* address, Order order) { return atomic_load(address, order); }
+uint64_t atomic_load_u64(const uint64_t* address, Order order) { return atomic_load(address, order); }
+void atomic_store_u32(uint32_t* address, uint32_t value, Order order) { atomic_store(address, value, order); }
+void atomic_store_u64(uint64_t* address, uint64_t value, Order order) { atomic_store(address, value, order); }
+
+uint32_t atomic_add_u32(uint32_t* address, uint32_t value, Order order) {
+  check_alignment(address, sizeof(*address), "atomic add");
+  maybe_preempt(kPreemptAtomicOneIn);
+  machine->global.check_atomic(address, sizeof(*address), true, true);
+  if (acquires(order)) acquire(address);
+  if (releases(order)) release(address);  // without release the earlier release sequence goes on
+  const uint32_t found = *address;
+  *address = found + value;
+  global_memory_changed();
+  maybe_preempt(kPreemptAtomicOneIn);
+  return found;
+}
+
+uint32_t atomic_cas_u32(uint32_t* address, uint32_t expected, uint32_t desired, Order order) {
+  check_alignment(address, sizeof(*address), "atomic compare and swap");
+  maybe_preempt(kPreemptAtomicOneIn);
+  const uint32_t found = *address;
+  machine->global.check_atomic(address, sizeof(*address), true, found == expected);
+  if (acquires(order)) acquire(address);
+  if (found != expected) return found;
+  if (releases(order)) release(address);
+  *address = desired;
+  global_memory_changed();
+  return found;
+}
+
+}  // namespace sgl_lowlatency::emulation
+
+namespace sgl_lowlatency::dialect {
+
+using namespace emulation;
+
+uint64_t timer_ns() { return machine->now_ns += kTimerReadNs; }
+
+void backoff() {
+  Lane& lane = *machine->current;
+  if (wait_for_failed_mbarrier(lane)) return;
+  Warp& warp = *lane.warp;
+  if (warp.polling == 0 || lane.looked_at_change < warp.polled_change) warp.polled_change = lane.looked_at_change;
+  warp.polling |= lane.bit;
+  warp.runnable &= ~lane.bit;
+  leave_lane();
+  lane.looked_at_change = machine->num_changes;
+}
+
+void pause_ns(uint32_t duration_ns) {
+  Lane& lane = *machine->current;
+  const uint64_t wake_ns = machine->now_ns + duration_ns;
+  do {
+    lane.failed_mbarrier = -1;
+    backoff();
+  } while (machine->now_ns < wake_ns);
+}
+
+void trap() { end_launch(Status::kTrapped, "trap"); }
+
+}  // namespace sgl_lowlatency::dialect

@@ -1,0 +1,82 @@
+// Runs kernels written on the dialect without a GPU. See DESIGN.md for the model and what it does not model.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sgl_lowlatency/dialect/planted.hpp"
+
+namespace sgl_lowlatency::emulation {
+
+// Global memory whose plain accesses are checked. Memory in no region is read and written directly.
+struct Region {
+  const char* name;
+  void* base;
+  size_t bytes;
+  bool track_reads;  // also find writes that overtake a read
+};
+
+enum class Starvation : int32_t {
+  kBySeed = -1,
+  kNone = 0,         // every runnable warp is equally likely
+  kStarveBlock = 1,  // one block at a time gets nothing for a long stretch
+  kStarveWarp = 2,   // one warp at a time gets nothing for a long stretch
+  kFavourBlock = 3,  // one block at a time runs as far as it can
+};
+
+struct Options {
+  uint64_t seed = 0;
+  dialect::Planted planted = dialect::Planted::kNone;
+  int32_t starvation = static_cast<int32_t>(Starvation::kBySeed);
+  uint64_t max_idle_ns = 3600ull * 1000 * 1000 * 1000;  // virtual time without progress before the launch is given up
+  std::vector<Region> regions;
+};
+
+enum class Status : int32_t { kOk = 0, kTrapped = 1, kDeadlock = 2, kMisuse = 3 };
+const char* name(Status status);
+
+enum class RaceKind : int32_t {
+  kMissingRelease = 0,   // a read of another block's write that its writer never released
+  kMissingAcquire = 1,   // a read of another block's write that was released, but not acquired by the reader
+  kMissingBarrier = 2,   // a read of a write of another warp of the block, with no barrier between
+  kMissingWarpSync = 3,  // a read of a write of another lane of the warp, with no sync_warp between
+  kWriteAfterWrite = 4,  // two writes in no order
+  kWriteAfterRead = 5,   // a write that may overtake an earlier read
+  kConstantWritten = 6,  // load_constant or bulk_load of memory written in this launch
+  kBulkUnfinished = 7,   // shared memory read before the mbarrier of its bulk_load was seen to complete
+  kBulkOverwrite = 8,    // bulk_load into shared memory that a warp may still be reading
+};
+const char* name(RaceKind kind);
+
+// `first` made the earlier access (for reads of unordered writes: the write), `second` the later one.
+struct Race {
+  RaceKind kind;
+  std::string region;  // "shared" for shared memory
+  size_t offset;       // bytes from the region's base
+  uint32_t bytes;
+  int32_t first_block, first_warp, first_lane;
+  int32_t second_block, second_warp, second_lane;
+  bool stale;  // a read that was given the value before the write
+};
+
+constexpr size_t kMaxRaces = 64;       // kept; all are counted
+constexpr size_t kMaxRacesAlike = 8;  // kept of one kind in one region, each of another pair of warps
+
+struct Report {
+  Status status = Status::kOk;
+  std::string message;    // empty when ok
+  uint64_t switches = 0;  // fiber switches
+  uint64_t slices = 0;    // times the scheduler chose a warp
+  uint64_t virtual_ns = 0;
+  uint64_t num_races = 0;
+  std::vector<Race> races;  // a selection, see kMaxRaces
+};
+
+// Runs body() once for every thread. block_threads: a multiple of 32, at most 1024; shared_bytes: dynamic shared memory of
+// one block. One launch at a time in a process: concurrent calls wait for each other. Throws std::invalid_argument for sizes
+// out of range or overlapping regions, std::system_error when memory for stacks is refused.
+Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options);
+
+}  // namespace sgl_lowlatency::emulation

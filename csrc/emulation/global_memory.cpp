@@ -1,0 +1,235 @@
+#include "global_memory.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "machine.hpp"
+
+namespace sgl_lowlatency::emulation {
+namespace {
+
+uint32_t cell_mask(uintptr_t address, uint32_t bytes) {
+  const uint32_t first = (address % kLineBytes) / 2, count = (bytes + 1) / 2;
+  return ((1u << count) - 1u) << first;
+}
+
+}  // namespace
+
+GlobalMemory::GlobalMemory(const std::vector<Region>& regions) {
+  for (const Region& region : regions) {
+    if (region.bytes == 0) continue;
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(region.base), end = begin + region.bytes;
+    const uintptr_t first_page = begin / kPageBytes;
+    ShadowRegion shadow{region.name, begin, end, first_page, region.track_reads, {}};
+    shadow.pages.resize((end + kPageBytes - 1) / kPageBytes - first_page);
+    regions_.push_back(std::move(shadow));
+  }
+  std::sort(regions_.begin(), regions_.end(), [](const ShadowRegion& a, const ShadowRegion& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < regions_.size(); ++i) {
+    if (regions_[i].begin < regions_[i - 1].end) {
+      throw std::invalid_argument(std::string("emulation: regions overlap: ") + regions_[i - 1].name + ", " + regions_[i].name);
+    }
+  }
+  if (regions_.empty()) return;
+  begin_ = regions_.front().begin;
+  end_ = regions_.back().end;
+  last_ = &regions_.front();
+}
+
+ShadowRegion* GlobalMemory::find(uintptr_t address) {
+  if (address < begin_ || address >= end_) return nullptr;
+  if (address >= last_->begin && address < last_->end) return last_;
+  auto after = std::upper_bound(regions_.begin(), regions_.end(), address,
+                                [](uintptr_t value, const ShadowRegion& region) { return value < region.begin; });
+  if (after == regions_.begin()) return nullptr;
+  ShadowRegion* const region = &*(after - 1);
+  if (address >= region->end) return nullptr;
+  last_ = region;
+  return region;
+}
+
+Line* GlobalMemory::line(ShadowRegion& region, uintptr_t address, bool create) {
+  std::unique_ptr<ShadowPage>& page = region.pages[address / kPageBytes - region.first_page];
+  if (!page) {
+    if (!create) return nullptr;
+    page = std::make_unique<ShadowPage>();
+  }
+  return &page->lines[address % kPageBytes / kLineBytes];
+}
+
+// A read by a lane replaces its earlier reads of the same cells: whatever is ordered after the later is after both.
+void GlobalMemory::add_reader(Line& line, uint32_t cells, bool atomic) {
+  const Lane& lane = *machine->current;
+  const Warp& warp = *lane.warp;
+  bool added = false;
+  for (uint32_t* link = &line.readers; *link != kNoReader;) {
+    ReaderNode& node = readers_[*link];
+    if (node.warp == warp.idx && node.atomic == atomic) {
+      if (!added && node.interval == warp.interval && node.cells == cells) {
+        node.lanes |= lane.bit;
+        added = true;
+      } else if (!added && node.interval == warp.interval && node.lanes == lane.bit) {
+        node.cells |= static_cast<uint8_t>(cells);
+        added = true;
+      } else if ((node.cells & ~cells) == 0) {
+        node.lanes &= ~lane.bit;
+        if (node.lanes == 0) {
+          const uint32_t freed = *link;
+          *link = node.next;
+          readers_[freed].next = free_readers_;
+          free_readers_ = freed;
+          continue;
+        }
+      }
+    }
+    link = &node.next;
+  }
+  if (added) return;
+  uint32_t idx = free_readers_;
+  if (idx != kNoReader) {
+    free_readers_ = readers_[idx].next;
+  } else {
+    idx = static_cast<uint32_t>(readers_.size());
+    readers_.emplace_back();
+  }
+  readers_[idx] = {warp.interval, lane.bit, static_cast<uint16_t>(warp.idx), static_cast<uint8_t>(cells), atomic, line.readers};
+  line.readers = idx;
+}
+
+// The current lane writes `cells`: their readers must be ordered before. Forgets those readers.
+void GlobalMemory::check_readers(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, uint32_t cells,
+                                 bool atomic) {
+  const Lane& lane = *machine->current;
+  for (uint32_t* link = &line.readers; *link != kNoReader;) {
+    ReaderNode& node = readers_[*link];
+    if ((node.cells & cells) != 0 && !(atomic && node.atomic)) {
+      const uint32_t unordered = node.lanes & ~known_lanes(lane, node.warp, node.interval);
+      if (unordered != 0) {
+        record_race(RaceKind::kWriteAfterRead, region.name, address - region.begin, bytes, node.warp, __builtin_ctz(unordered), false);
+      }
+      node.cells &= static_cast<uint8_t>(~cells);
+      if (node.cells == 0) {
+        const uint32_t freed = *link;
+        *link = node.next;
+        readers_[freed].next = free_readers_;
+        free_readers_ = freed;
+        continue;
+      }
+    }
+    link = &node.next;
+  }
+}
+
+uint32_t GlobalMemory::unordered_cells(const Line& line, uint32_t cells, bool atomic) const {
+  const Lane& lane = *machine->current;
+  const Stamp* last = nullptr;
+  bool last_ordered = true;
+  uint32_t unordered = 0;
+  for (uint32_t left = cells; left != 0; left &= left - 1) {
+    const uint32_t i = static_cast<uint32_t>(__builtin_ctz(left));
+    const Stamp& write = line.cells[i].write;
+    if ((write.flags & kStampWritten) == 0 || (atomic && (write.flags & kStampAtomic) != 0)) continue;
+    if (last == nullptr || last->interval != write.interval || last->warp != write.warp || last->lane != write.lane) {
+      last_ordered = (known_lanes(lane, write.warp, write.interval) >> write.lane & 1u) != 0;
+    }
+    last = &write;
+    if (!last_ordered) unordered |= 1u << i;
+  }
+  return unordered;
+}
+
+void GlobalMemory::check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, bool atomic) {
+  const Lane& lane = *machine->current;
+  const uint32_t cells = cell_mask(address, bytes);
+  const uint32_t unordered = unordered_cells(line, cells, atomic);
+  if (unordered != 0) {
+    const Stamp& write = line.cells[__builtin_ctz(unordered)].write;
+    record_race(RaceKind::kWriteAfterWrite, region.name, address - region.begin, bytes, write.warp, write.lane, false);
+  }
+  check_readers(region, line, address, bytes, cells, atomic);
+  const Stamp stamp{lane.warp->interval, static_cast<uint16_t>(lane.warp->idx), static_cast<uint8_t>(lane.idx),
+                    static_cast<uint8_t>(kStampWritten | (atomic ? kStampAtomic : 0))};
+  for (uint32_t left = cells; left != 0; left &= left - 1) {
+    const uint32_t i = static_cast<uint32_t>(__builtin_ctz(left));
+    line.cells[i].write = stamp;
+    std::memcpy(&line.cells[i].previous, reinterpret_cast<const char*>(address / kLineBytes * kLineBytes + i * 2), 2);
+  }
+}
+
+void GlobalMemory::load(void* value, const void* pointer, uint32_t bytes) {
+  std::memcpy(value, pointer, bytes);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  ShadowRegion* const region = find(address);
+  if (region == nullptr) return;
+  Line* const shadow = line(*region, address, region->track_reads);
+  if (shadow == nullptr) return;
+  const uint32_t cells = cell_mask(address, bytes);
+  if (region->track_reads) add_reader(*shadow, cells, false);
+  const uint32_t unordered = unordered_cells(*shadow, cells, false);
+  if (unordered == 0) return;
+  const bool stale = machine->random.below(16) < machine->stale_sixteenths;
+  const Stamp& write = shadow->cells[__builtin_ctz(unordered)].write;
+  record_race(read_race_kind(*machine->current, write), region->name, address - region->begin, bytes, write.warp, write.lane, stale);
+  if (!stale) return;
+  for (uint32_t left = unordered; left != 0; left &= left - 1) {
+    const uint32_t i = static_cast<uint32_t>(__builtin_ctz(left));
+    std::memcpy(static_cast<char*>(value) + (i * 2 - address % kLineBytes), &shadow->cells[i].previous, 2);
+  }
+}
+
+void GlobalMemory::load_constant(void* value, const void* pointer, uint32_t bytes) {
+  std::memcpy(value, pointer, bytes);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  ShadowRegion* const region = find(address);
+  if (region == nullptr) return;
+  Line* const shadow = line(*region, address, region->track_reads);
+  if (shadow == nullptr) return;
+  const uint32_t cells = cell_mask(address, bytes);
+  if (region->track_reads) add_reader(*shadow, cells, false);
+  for (uint32_t left = cells; left != 0; left &= left - 1) {
+    const uint32_t i = static_cast<uint32_t>(__builtin_ctz(left));
+    const Cell& cell = shadow->cells[i];
+    if ((cell.write.flags & kStampWritten) == 0) continue;
+    const bool stale = machine->random.below(16) < machine->stale_sixteenths;
+    record_race(RaceKind::kConstantWritten, region->name, address - region->begin, bytes, cell.write.warp, cell.write.lane, stale);
+    if (stale) std::memcpy(static_cast<char*>(value) + (i * 2 - address % kLineBytes), &cell.previous, 2);
+    return;
+  }
+}
+
+void GlobalMemory::store(void* pointer, const void* value, uint32_t bytes) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  ShadowRegion* const region = find(address);
+  if (region != nullptr) check_write(*region, *line(*region, address, true), address, bytes, false);
+  std::memcpy(pointer, value, bytes);
+}
+
+void GlobalMemory::check_atomic(const void* pointer, uint32_t bytes, bool reads, bool writes) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  ShadowRegion* const region = find(address);
+  if (region == nullptr) return;
+  Line* const shadow = line(*region, address, writes || region->track_reads);
+  if (shadow == nullptr) return;
+  const uint32_t cells = cell_mask(address, bytes);
+  if (reads) {
+    const uint32_t unordered = unordered_cells(*shadow, cells, true);
+    if (unordered != 0) {
+      const Stamp& write = shadow->cells[__builtin_ctz(unordered)].write;
+      record_race(read_race_kind(*machine->current, write), region->name, address - region->begin, bytes, write.warp, write.lane, false);
+    }
+  }
+  if (writes) check_write(*region, *shadow, address, bytes, true);
+  if (reads && region->track_reads) add_reader(*shadow, cells, true);
+}
+
+void GlobalMemory::check_constant_range(const void* pointer, size_t bytes) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(pointer);
+  if (begin + bytes <= begin_ || begin >= end_) return;
+  for (uintptr_t address = begin; address < begin + bytes; address += kLineBytes) {
+    unsigned char ignored[kLineBytes];
+    load_constant(ignored, reinterpret_cast<const void*>(address), kLineBytes);
+  }
+}
+
+}  // namespace sgl_lowlatency::emulation

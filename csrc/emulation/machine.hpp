@@ -1,0 +1,206 @@
+// State of one launch. The rules live in scheduler.cpp, collectives.cpp, mbarrier.cpp and memory.cpp.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "clock.hpp"
+#include "emulation.hpp"
+#include "fiber.hpp"
+#include "global_memory.hpp"
+#include "sgl_lowlatency/dialect/host.hpp"
+
+namespace sgl_lowlatency::emulation {
+
+constexpr int32_t kWarpSize = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr int32_t kNumNamedBarriers = 16;
+constexpr uint32_t kPoisonByte = 0xff;  // a NaN as bf16 and as float
+
+// xorshift64*: every choice of a launch comes from one of these.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ull + 0xd1b54a32d192ed03ull) {
+    if (state_ == 0) state_ = 1;
+    for (int i = 0; i < 4; ++i) next();
+  }
+  uint64_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return state_ * 0x2545f4914f6cdd1dull;
+  }
+  uint32_t below(uint32_t bound) { return static_cast<uint32_t>(((next() >> 32) * bound) >> 32); }
+  bool one_in(uint32_t n) { return below(n) == 0; }
+
+ private:
+  uint64_t state_;
+};
+
+struct Warp;
+struct Block;
+
+struct Mbarrier {
+  uint64_t* address = nullptr;
+  uint32_t idx = 0;            // in Block::mbarriers
+  uint32_t expected_arrivals = 0;
+  uint32_t pending_arrivals = 0;
+  int64_t pending_bytes = 0;   // PTX tx-count
+  uint32_t phase = 0;          // phases completed; its lowest bit is the parity of the phase in progress
+  bool init_fenced = false;
+  Stamp init_stamp;
+  Clock arriving;              // what the arrivals of all phases so far release
+  ClockPtr completed;          // `arriving` when the last phase completed
+  std::vector<uint32_t> waiting_lanes;  // [warp of the block] lanes suspended in mbarrier_test
+
+  explicit Mbarrier(size_t num_warps) : arriving(num_warps) {}
+};
+
+struct Lane {
+  Fiber fiber;
+  ThreadIdentity identity;
+  Warp* warp;
+  uint32_t bit;
+  int32_t idx;
+  ClockPtr learned;            // acquired since the last warp barrier, not yet known to the other lanes
+  int32_t failed_mbarrier = -1;  // of the last mbarrier_test that returned false
+  uint32_t failed_phase = 0;
+  uint64_t looked_at_change = 0;  // Machine::num_changes when backoff last returned: what is polled was read later
+};
+
+enum class Collective : uint8_t { kNone, kSyncWarp, kShuffle, kLdmatrix, kMma, kBarrier };
+const char* name(Collective kind);
+
+struct Warp {
+  Block* block;
+  uint32_t idx_in_block;
+  uint32_t idx;        // over all blocks
+  Lane* lanes;         // [32]
+  uint32_t runnable = kAllLanes;
+  uint32_t polling = 0;     // in backoff or pause
+  uint32_t at_mbarrier = 0; // suspended in mbarrier_test
+  uint32_t at_barrier = 0;  // in a block barrier
+  uint32_t exited = 0;
+  Collective collective = Collective::kNone;
+  uint32_t in_collective = 0;
+  int32_t barrier_id = -1;  // of the block barrier being entered or waited for
+  int32_t barrier_threads = 0;
+  void* arguments[kWarpSize] = {};
+  uint32_t interval = 1;
+  Clock clock;
+  ClockPtr merged_from[2], merged;  // the last merge of two learned clocks, for the lanes that follow
+  bool descending = false;
+  bool listed = true;         // in Machine::run_list
+  int32_t polling_pos = -1;   // in Machine::polling_list
+  uint64_t polled_change = 0; // smallest Lane::looked_at_change of `polling`
+
+  explicit Warp(size_t num_warps) : clock(num_warps) {}
+};
+
+struct NamedBarrier {
+  int32_t num_threads = 0;  // 0: nobody waits
+  int32_t arrived = 0;
+  std::vector<Warp*> waiting;
+  std::unique_ptr<Clock> clock;
+};
+
+// What bulk loads and ldmatrix did to 16 bytes of shared memory.
+struct SharedGranule {
+  uint16_t mbarrier = 0;   // index + 1 of the last bulk load, 0: none
+  uint16_t in_flight = 0;
+  uint32_t needs_phase = 0;  // phases of that mbarrier a reader must have seen
+  uint32_t issuer_warp = 0;
+  uint32_t read_interval = 0;  // of the last ldmatrix since, 0: none
+  uint32_t read_warp = 0;
+};
+
+struct Block {
+  int32_t idx;
+  char* shared;
+  BlockRange range;
+  int32_t live_warps;
+  NamedBarrier barriers[kNumNamedBarriers];
+  std::vector<std::unique_ptr<Mbarrier>> mbarriers;
+  std::vector<SharedGranule> granules;
+  uint32_t bulk_in_flight = 0;
+};
+
+struct BulkCopy {
+  Block* block;
+  char* shared;
+  const char* global;
+  uint32_t bytes;
+  uint32_t mbarrier;
+  uint32_t phase;
+};
+
+// A word accessed with release or acquire order.
+struct SyncLocation {
+  std::shared_ptr<Clock> clock;
+};
+
+struct Machine {
+  const Options& options;
+  const std::function<void()>& body;
+  Report& report;
+  Random random;
+  size_t shared_bytes;
+  std::vector<Lane> lanes;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::vector<std::unique_ptr<Block>> blocks;
+  Fiber scheduler;
+  Lane* current = nullptr;
+  GlobalMemory global;
+  std::unordered_map<const void*, SyncLocation> sync_locations;
+  Clock released;            // everything ever released, to name the missing half of a pair
+  uint64_t next_tag = 1;
+  std::vector<BulkCopy> bulk_copies;
+  std::vector<Warp*> run_list;
+  std::vector<Warp*> polling_list;  // nothing runnable, at least one lane that a wake-up helps
+  uint32_t live_warps;
+  uint64_t now_ns;
+  uint64_t num_changes = 0;  // writes of words that somebody may poll
+  bool progress = true;      // something other than polling happened since the last idle round
+  uint32_t stale_sixteenths; // how often an unordered read gets the old value
+  uint32_t bulk_one_in;      // how rarely a pending bulk copy happens
+
+  Machine(const Options& launch_options, const std::function<void()>& launch_body, Report& launch_report, int grid,
+          int block_threads, size_t launch_shared_bytes, char* shared);
+};
+
+extern Machine* machine;  // of the running launch
+
+// ---- scheduler.cpp: for code running on a lane ----
+void leave_lane();                       // the current lane gives way; it runs on once it is runnable again
+void maybe_preempt(uint32_t one_in);     // the whole warp may give way here
+void wake_lanes(Warp& warp, uint32_t lanes);
+void global_memory_changed();            // a word that somebody may poll was written
+[[noreturn]] void end_launch(Status status, const std::string& message);
+[[noreturn]] void misuse(const std::string& what);  // adds who did it
+
+// ---- waits.cpp ----
+std::string describe_waits(const Machine& m);  // a line for every warp that has not exited
+
+// ---- ordering.cpp ----
+void learn(Lane& lane, const ClockPtr& clock);
+void publish_in_block(Lane& lane, Clock& target);
+void publish_across_blocks(Lane& lane, Clock& target);
+void barrier_in_warp(Warp& warp);        // every lane learns and publishes to every other
+uint32_t known_lanes(const Lane& lane, uint32_t warp, uint32_t interval);
+bool phase_seen(const Lane& lane, uint32_t mbarrier, uint32_t phases);
+void record_race(RaceKind kind, const char* region, size_t offset, uint32_t bytes, uint32_t first_warp, int32_t first_lane,
+                 bool stale);
+RaceKind read_race_kind(const Lane& reader, const Stamp& write);
+
+// ---- collectives.cpp ----
+void check_barriers_can_complete(Block& block);
+
+// ---- mbarrier.cpp ----
+void check_shared_read(Lane& lane, const void* row);  // 16 bytes, by ldmatrix
+void finish_bulk_copy(size_t idx);                    // of Machine::bulk_copies
+bool wait_for_failed_mbarrier(Lane& lane);            // false: the lane's last mbarrier_test did not fail
+
+}  // namespace sgl_lowlatency::emulation

@@ -1,0 +1,203 @@
+// mbarriers with PTX's phase, arrival count and tx-count rules, bulk copies that complete on them, and the check of
+// shared memory that bulk copies write and ldmatrix reads. Other shared memory accesses are ordinary C++ and unchecked.
+#include <cstring>
+
+#include "machine.hpp"
+
+namespace sgl_lowlatency::emulation {
+namespace {
+
+constexpr uint64_t kMagic = 0x6d62617272ull << 24;  // "mbarr"; the low 24 bits are an index into Block::mbarriers
+constexpr uint64_t kIndexMask = 0xffffff;
+constexpr uint32_t kMaxCount = (1u << 20) - 1;      // PTX's range of arrival counts and of |tx-count|
+constexpr uint32_t kFailAtOnceOneIn = 8;
+constexpr uint32_t kPreemptOneIn = 32;
+
+size_t shared_offset(const Block& block, const void* pointer, uint32_t bytes, const char* what) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(block.shared), at = reinterpret_cast<uintptr_t>(pointer);
+  if (at < begin || at + bytes > begin + machine->shared_bytes) misuse(std::string(what) + ": not in the block's shared memory");
+  return at - begin;
+}
+
+Mbarrier& find_mbarrier(const uint64_t* address) {
+  const Lane& lane = *machine->current;
+  const Block& block = *lane.warp->block;
+  shared_offset(block, address, sizeof(uint64_t), "mbarrier");
+  uint64_t word;
+  std::memcpy(&word, address, sizeof(word));
+  const uint64_t idx = word & kIndexMask;
+  if ((word & ~kIndexMask) != kMagic || idx >= block.mbarriers.size() || block.mbarriers[idx]->address != address) {
+    misuse("mbarrier used without mbarrier_init, or overwritten");
+  }
+  Mbarrier& mbarrier = *block.mbarriers[idx];
+  if ((known_lanes(lane, mbarrier.init_stamp.warp, mbarrier.init_stamp.interval) >> mbarrier.init_stamp.lane & 1u) == 0) {
+    misuse("mbarrier used with no barrier since its mbarrier_init");
+  }
+  return mbarrier;
+}
+
+void complete_phase_if_due(Block& block, Mbarrier& mbarrier) {
+  if (mbarrier.pending_arrivals != 0 || mbarrier.pending_bytes != 0) return;
+  ++mbarrier.phase;
+  mbarrier.pending_arrivals = mbarrier.expected_arrivals;
+  mbarrier.arriving.mbarrier_phases[mbarrier.idx] = mbarrier.phase;
+  mbarrier.completed = std::make_shared<Clock>(mbarrier.arriving);
+  machine->progress = true;
+  for (size_t i = 0; i < mbarrier.waiting_lanes.size(); ++i) {
+    if (mbarrier.waiting_lanes[i] == 0) continue;
+    wake_lanes(*machine->warps[block.range.own_begin + i], mbarrier.waiting_lanes[i]);
+    mbarrier.waiting_lanes[i] = 0;
+  }
+}
+
+void arrive(uint64_t* address, uint32_t bytes) {
+  maybe_preempt(kPreemptOneIn);
+  Lane& lane = *machine->current;
+  Mbarrier& mbarrier = find_mbarrier(address);
+  if (mbarrier.pending_arrivals == 0) {
+    misuse("mbarrier_arrive: more than " + std::to_string(mbarrier.expected_arrivals) + " arrivals in a phase");
+  }
+  mbarrier.pending_bytes += bytes;
+  if (mbarrier.pending_bytes > kMaxCount) misuse("mbarrier_arrive_expect_bytes: more than 2^20 - 1 bytes in a phase");
+  --mbarrier.pending_arrivals;
+  publish_in_block(lane, mbarrier.arriving);
+  complete_phase_if_due(*lane.warp->block, mbarrier);
+}
+
+void suspend_at(Lane& lane, Mbarrier& mbarrier) {
+  Warp& warp = *lane.warp;
+  warp.runnable &= ~lane.bit;
+  warp.at_mbarrier |= lane.bit;
+  mbarrier.waiting_lanes[warp.idx_in_block] |= lane.bit;
+  leave_lane();
+  mbarrier.waiting_lanes[warp.idx_in_block] &= ~lane.bit;
+}
+
+}  // namespace
+
+bool wait_for_failed_mbarrier(Lane& lane) {
+  if (lane.failed_mbarrier < 0) return false;
+  Mbarrier& mbarrier = *lane.warp->block->mbarriers[lane.failed_mbarrier];
+  lane.failed_mbarrier = -1;
+  if (mbarrier.phase == lane.failed_phase) suspend_at(lane, mbarrier);
+  return true;
+}
+
+void check_shared_read(Lane& lane, const void* row) {
+  Block& block = *lane.warp->block;
+  const size_t offset = shared_offset(block, row, kLineBytes, "ldmatrix_x4");
+  if (offset % kLineBytes != 0) misuse("ldmatrix_x4: row of lane " + std::to_string(lane.idx) + " is not 16-byte aligned");
+  SharedGranule& granule = block.granules[offset / kLineBytes];
+  granule.read_interval = lane.warp->interval;
+  granule.read_warp = lane.warp->idx;
+  if (granule.mbarrier == 0) return;
+  if (granule.in_flight == 0 && phase_seen(lane, granule.mbarrier - 1u, granule.needs_phase)) return;
+  record_race(RaceKind::kBulkUnfinished, "shared", offset, kLineBytes, granule.issuer_warp, -1, granule.in_flight != 0);
+}
+
+void finish_bulk_copy(size_t idx) {
+  const BulkCopy copy = machine->bulk_copies[idx];
+  machine->bulk_copies[idx] = machine->bulk_copies.back();
+  machine->bulk_copies.pop_back();
+  Block& block = *copy.block;
+  Mbarrier& mbarrier = *block.mbarriers[copy.mbarrier];
+  std::memcpy(copy.shared, copy.global, copy.bytes);
+  const size_t first = static_cast<size_t>(copy.shared - block.shared) / kLineBytes;
+  for (size_t i = 0; i < copy.bytes / kLineBytes; ++i) block.granules[first + i].in_flight = 0;
+  --block.bulk_in_flight;
+  mbarrier.pending_bytes -= copy.bytes;
+  if (mbarrier.phase != copy.phase || mbarrier.pending_bytes < -static_cast<int64_t>(kMaxCount)) {
+    machine->report.status = Status::kMisuse;
+    machine->report.message = "block " + std::to_string(block.idx) +
+                              ": bulk_load completes in a later mbarrier phase than it was issued in: its bytes were not expected";
+    return;
+  }
+  complete_phase_if_due(block, mbarrier);
+}
+
+}  // namespace sgl_lowlatency::emulation
+
+namespace sgl_lowlatency::dialect {
+
+using namespace emulation;
+
+void mbarrier_init(uint64_t* mbarrier, uint32_t count) {
+  const Lane& lane = *machine->current;
+  Block& block = *lane.warp->block;
+  const size_t offset = shared_offset(block, mbarrier, sizeof(uint64_t), "mbarrier_init");
+  if (offset % sizeof(uint64_t) != 0) misuse("mbarrier_init: not 8-byte aligned");
+  if (count == 0 || count > kMaxCount) misuse("mbarrier_init: count must be 1 to 2^20 - 1");
+  if (block.mbarriers.size() == kMaxMbarriers) misuse("mbarrier_init: more than 64 mbarriers in a block");
+  for (const auto& other : block.mbarriers) {
+    if (other->address == mbarrier) misuse("mbarrier_init: initialised before");
+  }
+  auto created = std::make_unique<Mbarrier>(machine->warps.size());
+  created->address = mbarrier;
+  created->idx = static_cast<uint32_t>(block.mbarriers.size());
+  created->expected_arrivals = created->pending_arrivals = count;
+  created->init_stamp.interval = lane.warp->interval;
+  created->init_stamp.warp = static_cast<uint16_t>(lane.warp->idx);
+  created->init_stamp.lane = static_cast<uint8_t>(lane.idx);
+  created->waiting_lanes.resize(block.range.own_end - block.range.own_begin);
+  const uint64_t word = kMagic | created->idx;
+  std::memcpy(mbarrier, &word, sizeof(word));
+  block.mbarriers.push_back(std::move(created));
+  block.range.num_mbarriers = static_cast<uint32_t>(block.mbarriers.size());
+}
+
+void mbarrier_init_fence() {
+  const Lane& lane = *machine->current;
+  for (const auto& mbarrier : lane.warp->block->mbarriers) {
+    if (mbarrier->init_stamp.warp == lane.warp->idx && mbarrier->init_stamp.lane == lane.idx) mbarrier->init_fenced = true;
+  }
+}
+
+void mbarrier_arrive(uint64_t* mbarrier) { arrive(mbarrier, 0); }
+
+void mbarrier_arrive_expect_bytes(uint64_t* mbarrier, uint32_t bytes) { arrive(mbarrier, bytes); }
+
+bool mbarrier_test(uint64_t* address, uint32_t parity) {
+  if (parity > 1) misuse("mbarrier_test: parity must be 0 or 1");
+  Lane& lane = *machine->current;
+  Mbarrier& mbarrier = find_mbarrier(address);
+  if ((mbarrier.phase & 1u) == parity && !machine->random.one_in(kFailAtOnceOneIn)) suspend_at(lane, mbarrier);
+  if ((mbarrier.phase & 1u) != parity) {
+    lane.failed_mbarrier = -1;
+    learn(lane, mbarrier.completed);
+    return true;
+  }
+  lane.failed_mbarrier = static_cast<int32_t>(mbarrier.idx);
+  lane.failed_phase = mbarrier.phase;
+  return false;
+}
+
+void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* address) {
+  maybe_preempt(kPreemptOneIn);
+  Lane& lane = *machine->current;
+  Block& block = *lane.warp->block;
+  const size_t offset = shared_offset(block, shared, bytes, "bulk_load");
+  if (bytes == 0 || bytes % 16 != 0 || offset % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+    misuse("bulk_load: addresses and size must be non-zero multiples of 16 bytes");
+  }
+  Mbarrier& mbarrier = find_mbarrier(address);
+  if (!mbarrier.init_fenced) misuse("bulk_load: no mbarrier_init_fence after the mbarrier's init");
+  machine->global.check_constant_range(global, bytes);
+  for (size_t i = offset / kLineBytes; i < (offset + bytes) / kLineBytes; ++i) {
+    SharedGranule& granule = block.granules[i];
+    const bool read_unordered = granule.read_interval != 0 && known_lanes(lane, granule.read_warp, granule.read_interval) == 0;
+    if (granule.in_flight != 0 || read_unordered) {
+      record_race(RaceKind::kBulkOverwrite, "shared", i * kLineBytes, kLineBytes,
+                  granule.in_flight != 0 ? granule.issuer_warp : granule.read_warp, -1, false);
+    }
+    granule.mbarrier = static_cast<uint16_t>(mbarrier.idx + 1);
+    granule.in_flight = 1;
+    granule.needs_phase = mbarrier.phase + 1;
+    granule.read_interval = 0;
+    granule.issuer_warp = lane.warp->idx;
+  }
+  if (machine->random.one_in(2)) std::memset(shared, kPoisonByte, bytes);
+  ++block.bulk_in_flight;
+  machine->bulk_copies.push_back({&block, static_cast<char*>(shared), static_cast<const char*>(global), bytes, mbarrier.idx, mbarrier.phase});
+}
+
+}  // namespace sgl_lowlatency::dialect

@@ -1,0 +1,127 @@
+// Who knows what: the happens-before rules, and the record of accesses that have none.
+#include "machine.hpp"
+
+namespace sgl_lowlatency::emulation {
+
+void learn(Lane& lane, const ClockPtr& clock) {
+  if (!clock || lane.learned == clock) return;
+  if (!lane.learned) {
+    lane.learned = clock;
+    return;
+  }
+  Warp& warp = *lane.warp;
+  if (warp.merged && warp.merged_from[0] == lane.learned && warp.merged_from[1] == clock) {
+    lane.learned = warp.merged;
+    return;
+  }
+  auto merged = std::make_shared<Clock>(*lane.learned);
+  join_in_block(*merged, *clock, warp.block->range, machine->next_tag);
+  warp.merged_from[0] = lane.learned;
+  warp.merged_from[1] = clock;
+  warp.merged = merged;
+  lane.learned = std::move(merged);
+}
+
+void publish_in_block(Lane& lane, Clock& target) {
+  Warp& warp = *lane.warp;
+  join_in_block(target, warp.clock, warp.block->range, machine->next_tag);
+  if (lane.learned) join_in_block(target, *lane.learned, warp.block->range, machine->next_tag);
+  target.warps[warp.idx].add_some(warp.interval, lane.bit);
+  ++warp.interval;
+}
+
+void publish_across_blocks(Lane& lane, Clock& target) {
+  Warp& warp = *lane.warp;
+  join_across_blocks(target, warp.clock, machine->next_tag);
+  if (lane.learned) join_across_blocks(target, *lane.learned, machine->next_tag);
+  target.warps[warp.idx].add_some(warp.interval, lane.bit);
+  ++warp.interval;
+  join_across_blocks(machine->released, target, machine->next_tag);
+}
+
+void barrier_in_warp(Warp& warp) {
+  const Clock* last = nullptr;
+  for (int32_t i = 0; i < kWarpSize; ++i) {
+    ClockPtr& learned = warp.lanes[i].learned;
+    if (!learned) continue;
+    if (learned.get() != last) join_in_block(warp.clock, *learned, warp.block->range, machine->next_tag);
+    last = learned.get();
+  }
+  if (last != nullptr) {
+    for (int32_t i = 0; i < kWarpSize; ++i) warp.lanes[i].learned.reset();
+    warp.merged_from[0].reset();
+    warp.merged_from[1].reset();
+    warp.merged.reset();
+  }
+  Known& own = warp.clock.warps[warp.idx];
+  own.all_lanes = warp.interval;
+  own.some_lanes = own.lanes = 0;
+  ++warp.interval;
+}
+
+uint32_t known_lanes(const Lane& lane, uint32_t warp, uint32_t interval) {
+  uint32_t lanes = lane.warp->clock.warps[warp].covers(interval);
+  if (lane.learned) lanes |= lane.learned->warps[warp].covers(interval);
+  if (lane.warp->idx == warp) lanes |= lane.bit;
+  return lanes;
+}
+
+bool phase_seen(const Lane& lane, uint32_t mbarrier, uint32_t phases) {
+  return lane.warp->clock.mbarrier_phases[mbarrier] >= phases ||
+         (lane.learned && lane.learned->mbarrier_phases[mbarrier] >= phases);
+}
+
+RaceKind read_race_kind(const Lane& reader, const Stamp& write) {
+  if (write.warp == reader.warp->idx) return RaceKind::kMissingWarpSync;
+  const BlockRange& range = reader.warp->block->range;
+  if (write.warp >= range.own_begin && write.warp < range.own_end) return RaceKind::kMissingBarrier;
+  const uint32_t released = machine->released.warps[write.warp].covers(write.interval);
+  return (released >> write.lane & 1u) != 0 ? RaceKind::kMissingAcquire : RaceKind::kMissingRelease;
+}
+
+void record_race(RaceKind kind, const char* region, size_t offset, uint32_t bytes, uint32_t first_warp, int32_t first_lane,
+                 bool stale) {
+  Report& report = machine->report;
+  ++report.num_races;
+  if (report.races.size() >= kMaxRaces) return;
+  const Lane& lane = *machine->current;
+  const Warp& first = *machine->warps[first_warp];
+  Race race{kind,
+            region,
+            offset,
+            bytes,
+            first.block->idx,
+            static_cast<int32_t>(first.idx_in_block),
+            first_lane,
+            lane.identity.block_idx,
+            static_cast<int32_t>(lane.warp->idx_in_block),
+            lane.idx,
+            stale};
+  size_t num_alike = 0;
+  for (const Race& known : report.races) {
+    if (known.kind != kind || known.region != race.region) continue;
+    if (++num_alike == kMaxRacesAlike) return;
+    if (known.first_block == race.first_block && known.first_warp == race.first_warp && known.second_block == race.second_block &&
+        known.second_warp == race.second_warp) {
+      return;
+    }
+  }
+  report.races.push_back(std::move(race));
+}
+
+const char* name(RaceKind kind) {
+  switch (kind) {
+    case RaceKind::kMissingRelease: return "missing release";
+    case RaceKind::kMissingAcquire: return "missing acquire";
+    case RaceKind::kMissingBarrier: return "missing barrier";
+    case RaceKind::kMissingWarpSync: return "missing sync_warp";
+    case RaceKind::kWriteAfterWrite: return "unordered writes";
+    case RaceKind::kWriteAfterRead: return "write overtakes read";
+    case RaceKind::kConstantWritten: return "constant load of written memory";
+    case RaceKind::kBulkUnfinished: return "shared read before bulk load completed";
+    case RaceKind::kBulkOverwrite: return "bulk load over shared memory in use";
+  }
+  return "unknown";
+}
+
+}  // namespace sgl_lowlatency::emulation

@@ -1,0 +1,375 @@
+// Chooses which warp runs, completes bulk copies, moves virtual time, ends launches. One OS thread; every choice is seeded.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+
+#include "machine.hpp"
+
+namespace sgl_lowlatency::emulation {
+
+const ThreadIdentity* current_identity = nullptr;
+dialect::Planted current_planted = dialect::Planted::kNone;
+Machine* machine = nullptr;
+
+namespace {
+
+constexpr uint64_t kStartNs = 1'000'000'000;
+constexpr uint64_t kSliceNs = 64;          // virtual time of one scheduler choice
+constexpr uint64_t kFirstIdleNs = 1'000;   // a jump of time when only pollers are left is this or a part of the idle time
+constexpr uint64_t kIdleParts = 256;       // so far: far deadlines come quickly, and are overrun by little
+constexpr uint32_t kWakePollerOneIn = 64;  // pollers also look again for no reason
+constexpr size_t kRedZoneBytes = 128;      // poisoned memory behind every block's shared memory
+
+void run(Lane& next, Fiber& from) {
+  machine->current = &next;
+  current_identity = &next.identity;
+  ++machine->report.switches;
+  switch_fiber(from, next.fiber);
+}
+
+Lane& next_lane(Warp& warp, int32_t after, uint32_t candidates) {
+  if (warp.descending) {
+    const uint32_t below = candidates & ((1u << after) - 1u);
+    return warp.lanes[31 - __builtin_clz(below != 0 ? below : candidates)];
+  }
+  const uint32_t above = after == 31 ? 0u : candidates & (kAllLanes << (after + 1));
+  return warp.lanes[__builtin_ctz(above != 0 ? above : candidates)];
+}
+
+void lane_exited(Lane& lane) {
+  Warp& warp = *lane.warp;
+  Block& block = *warp.block;
+  if (warp.collective != Collective::kNone) misuse(std::string("exits while other lanes wait in ") + name(warp.collective));
+  warp.exited |= lane.bit;
+  warp.runnable &= ~lane.bit;
+  machine->progress = true;
+  if (warp.exited != kAllLanes) return;
+  --machine->live_warps;
+  --block.live_warps;
+  check_barriers_can_complete(block);
+  if (block.live_warps == 0 && block.bulk_in_flight != 0) {
+    misuse("block exits with " + std::to_string(block.bulk_in_flight) + " bulk loads in flight");
+  }
+}
+
+void fiber_entry() {
+  std::string error;
+  try {
+    machine->body();
+  } catch (const std::exception& exception) {
+    error = std::string("exception in the kernel: ") + exception.what();
+  } catch (...) {
+    error = "exception in the kernel";
+  }
+  if (!error.empty()) misuse(error);
+  lane_exited(*machine->current);
+  leave_lane();
+  std::abort();  // an exited lane is never resumed
+}
+
+class Scheduler {
+ public:
+  explicit Scheduler(Machine& m) : m_(m), starvation_(choose_starvation(m)) {}
+
+  void run_all() {
+    while (m_.live_warps > 0 && m_.report.status == Status::kOk) {
+      if (!m_.bulk_copies.empty() && m_.random.one_in(m_.bulk_one_in)) finish_some_bulk_copies();
+      if (!m_.polling_list.empty() && m_.random.one_in(kWakePollerOneIn)) {
+        wake(*m_.polling_list[m_.random.below(static_cast<uint32_t>(m_.polling_list.size()))]);
+      }
+      if (!m_.run_list.empty()) {
+        run_slice(pick());
+      } else if (!m_.bulk_copies.empty()) {
+        finish_some_bulk_copies();
+      } else if (!idle()) {
+        return;
+      }
+    }
+  }
+
+ private:
+  static Starvation choose_starvation(Machine& m) {
+    const int32_t wanted = m.options.starvation;
+    return wanted < 0 ? static_cast<Starvation>(m.random.below(4)) : static_cast<Starvation>(wanted);
+  }
+
+  void finish_some_bulk_copies() {
+    const uint32_t count = 1 + m_.random.below(static_cast<uint32_t>(m_.bulk_copies.size()));
+    for (uint32_t i = 0; i < count && m_.report.status == Status::kOk; ++i) {
+      finish_bulk_copy(m_.random.below(static_cast<uint32_t>(m_.bulk_copies.size())));
+    }
+  }
+
+  void wake(Warp& warp) { wake_lanes(warp, warp.polling | warp.at_mbarrier); }
+
+  bool allowed(const Warp& warp) const {
+    switch (starvation_) {
+      case Starvation::kStarveBlock: return static_cast<uint32_t>(warp.block->idx) != victim_;
+      case Starvation::kStarveWarp: return warp.idx != victim_;
+      case Starvation::kFavourBlock: return static_cast<uint32_t>(warp.block->idx) == victim_;
+      default: return true;
+    }
+  }
+
+  size_t pick() {
+    const uint32_t size = static_cast<uint32_t>(m_.run_list.size());
+    const uint32_t first = m_.random.below(size);
+    if (starvation_ == Starvation::kNone || starvation_ == Starvation::kBySeed) return first;
+    if (stretch_ == 0) {
+      stretch_ = 16u << m_.random.below(10);
+      victim_ = m_.random.below(static_cast<uint32_t>(starvation_ == Starvation::kStarveWarp ? m_.warps.size() : m_.blocks.size()));
+    }
+    --stretch_;
+    for (uint32_t i = 0; i < size; ++i) {
+      const size_t pos = first + i < size ? first + i : first + i - size;
+      if (allowed(*m_.run_list[pos])) return pos;
+    }
+    return first;
+  }
+
+  void run_slice(size_t pos) {
+    Warp& warp = *m_.run_list[pos];
+    const uint64_t choice = m_.random.next();
+    warp.descending = (choice & 1) != 0;
+    m_.now_ns += kSliceNs;
+    ++m_.report.slices;
+    run(next_lane(warp, static_cast<int32_t>((choice >> 1) & 31), warp.runnable), m_.scheduler);
+    m_.current = nullptr;
+    if (warp.runnable != 0) return;
+    if (warp.polling != 0 && warp.polled_change != m_.num_changes) {
+      wake_lanes(warp, warp.polling);
+      return;
+    }
+    // run_list may have grown, never shrunk, since pos was chosen
+    m_.run_list[pos] = m_.run_list.back();
+    m_.run_list.pop_back();
+    warp.listed = false;
+    if ((warp.polling | warp.at_mbarrier) == 0) return;
+    warp.polling_pos = static_cast<int32_t>(m_.polling_list.size());
+    m_.polling_list.push_back(&warp);
+  }
+
+  // Nobody can run but pollers. Time jumps, further while nothing comes of it, so that their deadlines expire.
+  bool idle() {
+    if (m_.polling_list.empty()) {
+      give_up("deadlock: every thread waits for another");
+      return false;
+    }
+    if (m_.progress) idle_total_ns_ = 0;
+    m_.progress = false;
+    const uint64_t jump_ns = std::max(kFirstIdleNs, idle_total_ns_ / kIdleParts);
+    idle_total_ns_ += jump_ns;
+    if (idle_total_ns_ > m_.options.max_idle_ns) {
+      give_up("deadlock: only polling threads are left and none gave up in " + std::to_string(idle_total_ns_ / 1'000'000'000) +
+              " virtual seconds");
+      return false;
+    }
+    m_.now_ns += jump_ns;
+    while (!m_.polling_list.empty()) wake(*m_.polling_list.back());
+    return true;
+  }
+
+  void give_up(const std::string& reason) {
+    m_.report.status = Status::kDeadlock;
+    m_.report.message = reason + describe_waits(m_);
+  }
+
+  Machine& m_;
+  Starvation starvation_;
+  uint32_t victim_ = 0;
+  uint32_t stretch_ = 0;
+  uint64_t idle_total_ns_ = 0;
+};
+
+// Kept between launches: stacks and shared memory.
+struct Storage {
+  std::mutex one_launch;
+  StackPool stacks;
+  std::unique_ptr<char, void (*)(void*)> shared{nullptr, std::free};
+  size_t shared_bytes = 0;
+
+  char* reserve_shared(size_t bytes) {
+    if (bytes > shared_bytes) {
+      shared.reset(static_cast<char*>(std::aligned_alloc(128, bytes)));
+      shared_bytes = shared ? bytes : 0;
+      if (!shared) throw std::bad_alloc();
+    }
+    std::memset(shared.get(), kPoisonByte, bytes);
+    return shared.get();
+  }
+};
+
+size_t shared_stride(size_t shared_bytes) { return (shared_bytes + 127) / 128 * 128 + kRedZoneBytes; }
+
+void check_red_zones(const Machine& m, Report& report) {
+  const size_t begin = m.shared_bytes, end = shared_stride(m.shared_bytes);
+  for (const auto& block : m.blocks) {
+    for (size_t i = begin; i < end; ++i) {
+      if (static_cast<unsigned char>(block->shared[i]) == kPoisonByte) continue;
+      report.status = Status::kMisuse;
+      report.message = "block " + std::to_string(block->idx) + " wrote shared byte " + std::to_string(i) + " of " +
+                       std::to_string(m.shared_bytes);
+      return;
+    }
+  }
+}
+
+thread_local bool thread_is_launching = false;
+
+struct Running {
+  explicit Running(Machine& m) {
+    machine = &m;
+    current_planted = m.options.planted;
+    thread_is_launching = true;
+  }
+  ~Running() {
+    thread_is_launching = false;
+    machine = nullptr;
+    current_identity = nullptr;
+    current_planted = dialect::Planted::kNone;
+  }
+};
+
+}  // namespace
+
+Machine::Machine(const Options& launch_options, const std::function<void()>& launch_body, Report& launch_report, int grid,
+                 int block_threads, size_t launch_shared_bytes, char* shared)
+    : options(launch_options),
+      body(launch_body),
+      report(launch_report),
+      random(launch_options.seed),
+      shared_bytes(launch_shared_bytes),
+      lanes(static_cast<size_t>(grid) * block_threads),
+      global(launch_options.regions),
+      released(static_cast<size_t>(grid) * block_threads / kWarpSize),
+      live_warps(static_cast<uint32_t>(grid) * block_threads / kWarpSize),
+      now_ns(kStartNs) {
+  const uint32_t warps_per_block = static_cast<uint32_t>(block_threads / kWarpSize);
+  static constexpr uint32_t kStale[4] = {4, 8, 12, 15};
+  static constexpr uint32_t kBulk[4] = {1, 4, 16, 128};
+  stale_sixteenths = kStale[random.below(4)];
+  bulk_one_in = kBulk[random.below(4)];
+  for (int32_t b = 0; b < grid; ++b) {
+    blocks.push_back(std::make_unique<Block>());
+    Block& block = *blocks.back();
+    block.idx = b;
+    block.shared = shared + static_cast<size_t>(b) * shared_stride(shared_bytes);
+    block.range = {b * warps_per_block, (b + 1) * warps_per_block, 0};
+    block.live_warps = static_cast<int32_t>(warps_per_block);
+    block.granules.resize(shared_bytes / kLineBytes + 1);
+    for (uint32_t w = 0; w < warps_per_block; ++w) {
+      warps.push_back(std::make_unique<Warp>(live_warps));
+      Warp& warp = *warps.back();
+      warp.block = &block;
+      warp.idx_in_block = w;
+      warp.idx = b * warps_per_block + w;
+      warp.lanes = &lanes[static_cast<size_t>(warp.idx) * kWarpSize];
+      run_list.push_back(&warp);
+      for (int32_t l = 0; l < kWarpSize; ++l) {
+        Lane& lane = warp.lanes[l];
+        lane.warp = &warp;
+        lane.idx = l;
+        lane.bit = 1u << l;
+        lane.identity = {static_cast<int32_t>(w) * kWarpSize + l, b, grid, block.shared};
+      }
+    }
+  }
+}
+
+void leave_lane() {
+  Lane& lane = *machine->current;
+  Warp& warp = *lane.warp;
+  const uint32_t others = warp.runnable & ~lane.bit;
+  if (others != 0) {
+    Lane& next = next_lane(warp, lane.idx, others);
+    const uint32_t later = others & ~next.bit;
+    if (later != 0) prefetch_fiber(next_lane(warp, next.idx, later).fiber);
+    run(next, lane.fiber);
+  } else {
+    switch_fiber(lane.fiber, machine->scheduler);
+  }
+}
+
+void maybe_preempt(uint32_t one_in) {
+  if (machine->random.one_in(one_in)) switch_fiber(machine->current->fiber, machine->scheduler);
+}
+
+void wake_lanes(Warp& warp, uint32_t lanes) {
+  warp.polling &= ~lanes;
+  warp.at_mbarrier &= ~lanes;
+  warp.at_barrier &= ~lanes;
+  warp.runnable |= lanes;
+  if (warp.polling_pos >= 0) {
+    Warp* const moved = machine->polling_list.back();
+    machine->polling_list[warp.polling_pos] = moved;
+    moved->polling_pos = warp.polling_pos;
+    machine->polling_list.pop_back();
+    warp.polling_pos = -1;
+  }
+  if (!warp.listed) {
+    warp.listed = true;
+    machine->run_list.push_back(&warp);
+  }
+}
+
+void global_memory_changed() {
+  machine->progress = true;
+  ++machine->num_changes;
+  for (size_t i = machine->polling_list.size(); i-- > 0;) {
+    Warp& warp = *machine->polling_list[i];
+    if (warp.polling != 0) wake_lanes(warp, warp.polling);
+  }
+}
+
+void end_launch(Status status, const std::string& message) {
+  machine->report.status = status;
+  machine->report.message = message;
+  switch_fiber(machine->current->fiber, machine->scheduler);
+  std::abort();  // the scheduler runs nothing more
+}
+
+void misuse(const std::string& what) {
+  const Lane& lane = *machine->current;
+  end_launch(Status::kMisuse, "block " + std::to_string(lane.identity.block_idx) + " warp " +
+                                  std::to_string(lane.warp->idx_in_block) + " lane " + std::to_string(lane.idx) + ": " + what);
+}
+
+Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options) {
+  static Storage storage;
+  if (thread_is_launching) throw std::invalid_argument("emulation: launch inside a kernel");
+  if (grid < 1 || grid > 1024) throw std::invalid_argument("emulation: grid must be 1..1024");
+  if (block_threads < kWarpSize || block_threads > 1024 || block_threads % kWarpSize != 0) {
+    throw std::invalid_argument("emulation: block_threads must be a multiple of 32, at most 1024");
+  }
+  if (shared_bytes > (size_t{1} << 20)) throw std::invalid_argument("emulation: shared_bytes above 1 MiB");
+  if (options.starvation < -1 || options.starvation > 3) throw std::invalid_argument("emulation: unknown starvation mode");
+  const std::lock_guard<std::mutex> lock(storage.one_launch);
+  const size_t num_threads = static_cast<size_t>(grid) * block_threads;
+  storage.stacks.reserve(num_threads);
+  char* const shared = storage.reserve_shared(shared_stride(shared_bytes) * grid);
+  Report report;
+  Machine launched(options, body, report, grid, block_threads, shared_bytes, shared);
+  for (size_t i = 0; i < num_threads; ++i) {
+    prepare_fiber(launched.lanes[i].fiber, storage.stacks.stack(i), kStackBytes - (i % 16) * 64, fiber_entry);
+  }
+  const Running running(launched);
+  Scheduler(launched).run_all();
+  if (report.status == Status::kOk) check_red_zones(launched, report);
+  report.virtual_ns = launched.now_ns - kStartNs;
+  return report;
+}
+
+const char* name(Status status) {
+  switch (status) {
+    case Status::kOk: return "ok";
+    case Status::kTrapped: return "trapped";
+    case Status::kDeadlock: return "deadlock";
+    case Status::kMisuse: return "misuse";
+  }
+  return "unknown";
+}
+
+}  // namespace sgl_lowlatency::emulation

@@ -1,0 +1,7 @@
+// Chooses the dialect. Stages include this file and never a vendor's.
+#pragma once
+#if defined(__CUDACC__)
+#include "sgl_lowlatency/dialect/cuda.cuh"
+#else
+#include "sgl_lowlatency/dialect/host.hpp"
+#endif

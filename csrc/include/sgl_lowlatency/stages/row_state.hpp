@@ -1,0 +1,70 @@
+// The block's view of its shared memory and of the step's rows.
+#pragma once
+#include "sgl_lowlatency/sync/edge.hpp"
+
+namespace sgl_lowlatency::stages {
+
+using abi::bf16;
+using abi::DecodeStepParams;
+using dialect::Vec16;
+
+constexpr int32_t kConsumerThreads = abi::kNumConsumerWarps * 32;
+constexpr int32_t kConsumerBarrier = 1;  // named barrier of the consumer warps; 0 is the whole block's
+
+// What a block knows of each row, read and checked once a launch.
+struct RowState {
+  int32_t token[abi::kMaxRows];
+  int32_t position[abi::kMaxRows];
+  int32_t length[abi::kMaxRows];   // sequence length, the new token included; 0 for a row without one
+  int32_t request[abi::kMaxRows];  // row of req_to_token
+  int32_t slot[abi::kMaxRows];     // KV slot of the new token
+  float square_sum[abi::kMaxRows][abi::kNumConsumerWarps];  // partial sums of squares of the norm input, by segment
+  float inverse_rms[abi::kMaxRows];
+  uint32_t edge_base[abi::kNumEdges];
+  abi::TileRange tiles[abi::kNumOps];  // the block's tiles of each operation
+  uint32_t broadcast;  // one word from thread 0 to the consumers
+};
+static_assert(sizeof(RowState) <= abi::kRowStateBytes, "smem_layout reserves kRowStateBytes");
+
+// The sections of the block's shared memory (abi::SmemLayout), addressed anew at each use: nothing to keep in registers.
+struct Shared {
+  const abi::SmemLayout& at;
+  SGL_DEVICE uint64_t* full(int32_t stage) const { return reinterpret_cast<uint64_t*>(dialect::shared_base() + at.barriers) + stage; }  // weights of the stage have landed
+  SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kMaxStages + stage); }  // every consumer warp has read the stage
+  SGL_DEVICE RowState* rows() const { return reinterpret_cast<RowState*>(dialect::shared_base() + at.row_state); }
+  SGL_DEVICE char* zero_row() const { return dialect::shared_base() + at.zero_row; }
+  SGL_DEVICE float* scratch() const { return reinterpret_cast<float*>(dialect::shared_base() + at.scratch); }
+  SGL_DEVICE float* accumulators() const { return reinterpret_cast<float*>(dialect::shared_base() + at.accumulators); }
+  SGL_DEVICE char* panel() const { return dialect::shared_base() + at.panel; }
+  SGL_DEVICE char* stage(int32_t stage) const { return dialect::shared_base() + at.ring + stage * abi::kStageBytes; }
+};
+
+SGL_DEVICE sync::FaultSink fault_sink(const DecodeStepParams& p) { return {p.fault, p.rank, p.deadline_ns}; }
+
+SGL_DEVICE void sync_consumers() { dialect::sync_named(kConsumerBarrier, kConsumerThreads); }
+
+// Reads and checks one row's inputs. Entry: one thread a row, before the block's first barrier.
+// A value outside its range ends the launch with a record (row, limit, value): it would read or write foreign memory.
+SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row) {
+  const sync::FaultSink sink = fault_sink(p);
+  const auto checked = [&](int64_t value, int64_t limit, abi::FaultKind kind) {
+    if (value < 0 || value >= limit) {
+      sync::raise_fault(sink.record, sink.rank, kind, 0, row, static_cast<uint32_t>(limit), static_cast<uint32_t>(value), 0);
+    }
+    return static_cast<int32_t>(value);
+  };
+  const abi::Geometry& g = p.geometry;
+  s.rows()->token[row] = checked(dialect::load_constant(p.input_ids + row), g.vocab, abi::kFaultBadTokenId);
+  s.rows()->position[row] = checked(dialect::load_constant(p.positions + row), g.max_position, abi::kFaultBadPosition);
+  s.rows()->length[row] = checked(dialect::load_constant(p.seq_lens + row), static_cast<int64_t>(g.req_to_token_stride) + 1, abi::kFaultBadLength);
+  s.rows()->request[row] = checked(dialect::load_constant(p.req_pool_indices + row), g.num_request_rows, abi::kFaultBadRequestRow);
+  s.rows()->slot[row] = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
+}
+
+// Residual stream of a row at `layer`'s input: the embedding row for layer 0, else what the layer before left.
+// The embedding is constant in the launch; the residual is covered by kEdgeDown or kEdgeOutProj.
+SGL_DEVICE const bf16* embedding_row(const DecodeStepParams& p, const Shared& s, int32_t row) {
+  return p.embedding + static_cast<int64_t>(s.rows()->token[row]) * p.geometry.hidden;
+}
+
+}  // namespace sgl_lowlatency::stages

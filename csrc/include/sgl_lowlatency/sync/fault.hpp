@@ -1,0 +1,42 @@
+// What a kernel does when it cannot go on: one record for the host, then the end of the launch.
+#pragma once
+#include "sgl_lowlatency/dialect/dialect.hpp"
+
+namespace sgl_lowlatency::sync {
+
+// Where faults go and how long a wait may last. Passed by value and inlined: an object in memory would cost the kernel's
+// loops a store for every wait.
+struct FaultSink {
+  abi::FaultRecord* record;  // host-visible
+  int32_t rank;
+  uint64_t deadline_ns;
+};
+
+constexpr uint64_t kHostAckNs = 500'000'000;  // how long the record waits for its reader before the launch is trapped
+
+// Entry: any thread, any number of threads. The first to claim the record writes it; all wait for the host to
+// acknowledge (so that it is printed before the context dies) or for kHostAckNs, then trap. Does not return.
+[[noreturn]] SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge, uint32_t expected,
+                                 uint32_t seen, uint64_t waited_ns) {
+  if (dialect::cas_relaxed_system(&r->state, 0u, 1u) == 0u) {
+    dialect::store_relaxed_system(&r->kind, static_cast<uint32_t>(kind));
+    dialect::store_relaxed_system(reinterpret_cast<uint32_t*>(&r->rank), static_cast<uint32_t>(rank));
+    dialect::store_relaxed_system(reinterpret_cast<uint32_t*>(&r->sm), static_cast<uint32_t>(dialect::sm_idx()));
+    dialect::store_relaxed_system(reinterpret_cast<uint32_t*>(&r->block), static_cast<uint32_t>(dialect::block_idx()));
+    dialect::store_relaxed_system(reinterpret_cast<uint32_t*>(&r->layer), static_cast<uint32_t>(layer));
+    dialect::store_relaxed_system(reinterpret_cast<uint32_t*>(&r->edge), static_cast<uint32_t>(edge));
+    dialect::store_relaxed_system(&r->expected, expected);
+    dialect::store_relaxed_system(&r->seen, seen);
+    dialect::store_relaxed_system(&r->waited_ns, waited_ns);
+    // Pairs with the host's acquire load of `state` (fault watch): the fields above are complete when it reads 2.
+    dialect::store_release_system(&r->state, 2u);
+  }
+  const uint64_t start = dialect::timer_ns();
+  while (dialect::load_relaxed_system(&r->host_ack) == 0u && dialect::timer_ns() - start < kHostAckNs) {
+    dialect::pause_ns(1000);
+    dialect::backoff();
+  }
+  dialect::trap();
+}
+
+}  // namespace sgl_lowlatency::sync

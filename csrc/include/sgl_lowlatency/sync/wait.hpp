@@ -1,0 +1,31 @@
+// The one way to wait: poll, look at the clock now and then, and name who waited for what when the deadline passes.
+#pragma once
+#include "sgl_lowlatency/sync/fault.hpp"
+
+namespace sgl_lowlatency::sync {
+
+constexpr uint32_t kPollsPerClockRead = 64;
+
+// Returns when ready() is true. seen() gives the last observed value for the record. Each calling thread polls by itself;
+// never call it between the lanes of one shuffle.
+template <class Ready, class Seen>
+SGL_DEVICE void wait_until(FaultSink sink, abi::FaultKind kind, int32_t layer, int32_t edge, uint32_t expected, Ready ready, Seen seen) {
+  if (ready()) return;
+  uint64_t start = 0;  // of the wait, up to the first clock read: reading the clock costs more than most waits last
+  for (uint32_t polls = 1;; ++polls) {
+    if (ready()) return;
+    dialect::backoff();
+    if (polls % kPollsPerClockRead == 0) {
+      const uint64_t now = dialect::timer_ns();
+      if (start == 0) start = now;
+      if (now - start > sink.deadline_ns) raise_fault(sink.record, sink.rank, kind, layer, edge, expected, seen(), now - start);
+    }
+  }
+}
+
+// A stage of the weight ring. A ring stalls because an edge did, so it waits twice as long: the edge is named first.
+SGL_DEVICE void wait_mbarrier(FaultSink sink, abi::FaultKind kind, int32_t layer, int32_t stage, uint64_t* bar, uint32_t parity) {
+  wait_until(FaultSink{sink.record, sink.rank, 2 * sink.deadline_ns}, kind, layer, stage, parity, [&] { return dialect::mbarrier_test(bar, parity); }, [&] { return parity ^ 1u; });
+}
+
+}  // namespace sgl_lowlatency::sync

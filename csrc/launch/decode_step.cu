@@ -1,0 +1,71 @@
+// CUDA side of launch/decode_step.hpp.
+#include "launch/decode_step.hpp"
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <stdexcept>
+
+#include "kernels/nvidia/decode_step/decode_step.cuh"
+
+namespace sgl_lowlatency::launch {
+namespace {
+
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("decode_step: ") + call + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+}
+
+using Kernel = void (*)(abi::DecodeStepParams);
+
+Kernel select_kernel(const abi::DecodeStepParams& p) {
+  if (p.geometry.head_dim == 64) return p.rows <= 8 ? kernels::decode_step<1, 64> : kernels::decode_step<2, 64>;
+  return p.rows <= 8 ? kernels::decode_step<1, 128> : kernels::decode_step<2, 128>;
+}
+
+// The kernel with its shared-memory limit raised, and the bytes it needs.
+Kernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {
+  shared_bytes = p.shared.total_bytes;
+  const Kernel kernel = select_kernel(p);
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "cudaFuncSetAttribute(shared memory)");
+  return kernel;
+}
+
+}  // namespace
+
+void decode_step_cuda(const abi::DecodeStepParams& params, int32_t grid, uintptr_t stream) {
+  check_decode_step(params, grid);
+  int32_t shared_bytes = 0;
+  const Kernel kernel = prepare(params, shared_bytes);
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;  // the launch fails rather than hangs when the blocks do not fit at once
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(abi::kNumThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = reinterpret_cast<cudaStream_t>(stream);
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, params), "cudaLaunchKernelEx");
+}
+
+int32_t decode_step_max_blocks(const abi::DecodeStepParams& params) {
+  int32_t shared_bytes = 0, per_sm = 0, device = 0, num_sms = 0;
+  const Kernel kernel = prepare(params, shared_bytes);
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, reinterpret_cast<const void*>(kernel), abi::kNumThreads, static_cast<size_t>(shared_bytes)), "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return per_sm * num_sms;
+}
+
+uintptr_t allocate_host_visible(size_t bytes) {
+  void* pointer = nullptr;
+  check(cudaHostAlloc(&pointer, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
+  std::memset(pointer, 0, bytes);
+  return reinterpret_cast<uintptr_t>(pointer);
+}
+
+void free_host_visible(uintptr_t pointer) { check(cudaFreeHost(reinterpret_cast<void*>(pointer)), "cudaFreeHost"); }
+
+}  // namespace sgl_lowlatency::launch

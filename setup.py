@@ -1,0 +1,188 @@
+"""Builds the extension sgl_lowlatency._C with ninja: host emulation always, CUDA kernels where nvcc is found.
+
+The extension takes raw pointers and stream handles and links neither torch nor a shared CUDA runtime.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+ROOT = Path(__file__).resolve().parent
+CSRC = ROOT / "csrc"
+MIN_NVCC = {"sm_90a": (12, 0), "sm_100a": (12, 8), "sm_103a": (12, 9)}
+
+
+class BuildError(CompileError):
+    """An environment that cannot build the package; the message says what to change."""
+
+
+def load_config():
+    """The parsed SGL_LOWLATENCY_* environment, from the package's own config.py."""
+    spec = importlib.util.spec_from_file_location("_sgl_lowlatency_config", ROOT / "src/sgl_lowlatency/config.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    try:
+        return module.parse(os.environ)
+    except ValueError as error:
+        raise BuildError(str(error)) from None
+
+
+def find_cxx():
+    cxx = os.environ.get("CXX", "g++")
+    if shutil.which(cxx) is None:
+        raise BuildError(f"no C++ compiler: {cxx!r} is not on PATH. Install g++ (11 or newer) or set CXX.")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise BuildError(f"Python.h is not in {sysconfig.get_path('include')}. Install the Python development headers.")
+    return cxx
+
+
+def find_nvcc():
+    """Path of nvcc, or None. CUDA_HOME wins over PATH; a CUDA_HOME without nvcc is an error, not a host-only build."""
+    home = os.environ.get("CUDA_HOME")
+    if not home:
+        return shutil.which("nvcc")
+    nvcc = Path(home, "bin", "nvcc")
+    if not os.access(nvcc, os.X_OK):
+        raise BuildError(f"CUDA_HOME={home!r} has no executable bin/nvcc. Correct it, or unset it to search PATH.")
+    return str(nvcc)
+
+
+def nvcc_version(nvcc):
+    try:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{nvcc} does not run ({error}). Repair it, or set SGL_LOWLATENCY_CUDA_ARCHS=none.") from None
+    match = re.search(r"release (\d+)\.(\d+)", text)
+    if match is None:
+        raise BuildError(f"{nvcc} --version prints no release: is it NVIDIA's? SGL_LOWLATENCY_CUDA_ARCHS=none skips it.")
+    return int(match[1]), int(match[2])
+
+
+def choose_archs(version, wanted):
+    """The architectures to compile: all that this nvcc knows, or exactly the wanted ones. Raises BuildError."""
+    known = [arch for arch, least in MIN_NVCC.items() if version >= least]
+    for arch in wanted or ():
+        if arch not in known:
+            least = ".".join(map(str, MIN_NVCC[arch]))
+            raise BuildError(f"nvcc {version[0]}.{version[1]} cannot compile {arch}: it needs nvcc {least} or newer.")
+    if not known:
+        raise BuildError(
+            f"nvcc {version[0]}.{version[1]} is too old: sm_90a needs 12.0. Put a newer one on PATH or in CUDA_HOME, or "
+            "set SGL_LOWLATENCY_CUDA_ARCHS=none for a host-only build."
+        )
+    skipped = [arch for arch in MIN_NVCC if arch not in known]
+    if skipped and wanted is None:
+        print(f"nvcc {version[0]}.{version[1]} cannot compile {', '.join(skipped)} (12.9 can): left out of this build")
+    return list(wanted or known)
+
+
+def gencode(archs):
+    return [f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in archs]
+
+
+def check_nvcc_compiles(nvcc, cxx, archs, build_dir):
+    """A kernel of one line: finds an nvcc that cannot work with this host compiler before ninja prints pages."""
+    probe = build_dir / "nvcc_probe.cu"
+    probe.write_text("#include <cstdint>\n__global__ void probe(uint32_t* out) { *out = 1; }\n")
+    command = [nvcc, "-std=c++17", "-ccbin", cxx, *gencode(archs), "-c", str(probe), "-o", str(probe.with_suffix(".o"))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise BuildError(f"{nvcc} cannot compile a kernel with {cxx}: {lines[0] if lines else 'no message'}")
+
+
+def cuda_toolchain(cxx, build_dir, wanted):
+    """(nvcc, archs), or (None, []) for a host-only build."""
+    if wanted == ():
+        print("SGL_LOWLATENCY_CUDA_ARCHS=none: building host emulation only")
+        return None, []
+    nvcc = find_nvcc()
+    if nvcc is None:
+        if wanted:
+            raise BuildError(f"SGL_LOWLATENCY_CUDA_ARCHS asks for {', '.join(wanted)} and there is no nvcc.")
+        print("no nvcc: building host emulation only. Install the CUDA toolkit (12.9 or newer) for GPU kernels.")
+        return None, []
+    archs = choose_archs(nvcc_version(nvcc), wanted)
+    check_nvcc_compiles(nvcc, cxx, archs, build_dir)
+    return nvcc, archs
+
+
+def ninja_file(target, build_dir, cxx, nvcc, archs, planted):
+    """The text of build.ninja. Paths with spaces are escaped; header dependencies come from the compilers."""
+    import pybind11
+
+    def path(value):
+        return str(value).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+    def rule(name, command, description):
+        dependencies = "  depfile = $out.d\n  deps = gcc"
+        return f"rule {name}\n  command = {command}\n{dependencies}\n  description = {description}"
+
+    defines = [f"-DSGL_LOWLATENCY_PLANTED={planted}"] if planted else []
+    if nvcc:
+        defines += ["-DSGL_LOWLATENCY_WITH_CUDA=1", f"'-DSGL_LOWLATENCY_CUDA_ARCHS=\"{' '.join(archs)}\"'"]
+    include = [f"'-I{p}'" for p in (CSRC / "include", CSRC)]
+    python = [f"'-isystem{p}'" for p in (sysconfig.get_path("include"), pybind11.get_include())]
+    flags = " ".join(["-O3", "-std=c++17", *include, *defines])
+    sources = [CSRC / "bindings.cpp", *sorted((CSRC / "emulation").glob("*.cpp")), *sorted((CSRC / "launch").glob("*.cpp"))]
+    if nvcc:
+        sources += [*sorted((CSRC / "launch").glob("*.cu")), *sorted((CSRC / "kernels").rglob("*.cu"))]
+    link = f"{nvcc} -cudart static -ccbin {cxx} -shared" if nvcc else f"{cxx} -shared -pthread"
+    host_flags = "-Xcompiler -fPIC,-fvisibility=hidden --expt-relaxed-constexpr"
+    lines = [
+        "ninja_required_version = 1.5",
+        f"cxxflags = {flags} -fPIC -fvisibility=hidden -pthread -Wall {' '.join(python)}",
+        f"nvccflags = {flags} -ccbin {cxx} {host_flags} {' '.join(gencode(archs))}",
+        rule("cxx", f"{cxx} $cxxflags -MMD -MF $out.d -c $in -o $out", "c++ $in"),
+        rule("cuda", f"{nvcc} $nvccflags -MD -MF $out.d -c $in -o $out", "nvcc $in"),
+        f"rule link\n  command = {link} $in -o $out\n  description = link $out",
+    ]
+    objects = []
+    for source in sources:
+        objects.append(build_dir / "obj" / f"{source.relative_to(CSRC)}.o")
+        lines.append(f"build {path(objects[-1])}: {'cuda' if source.suffix == '.cu' else 'cxx'} {path(source)}")
+    lines.append(f"build {path(target)}: link {' '.join(path(o) for o in objects)}")
+    lines.append(f"default {path(target)}")
+    return "\n".join(lines) + "\n"
+
+
+class NinjaBuildExt(build_ext):
+    def build_extension(self, ext):
+        config, cxx = load_config(), find_cxx()
+        # An editable install gets a fresh build_temp each time; a folder of its own lets ninja redo only what changed.
+        kept = ROOT / "build" / f"ninja-{sys.implementation.cache_tag}"
+        build_dir = kept if self.editable_mode else Path(self.build_temp).resolve()
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        try:
+            for directory in (build_dir, target.parent):
+                directory.mkdir(parents=True, exist_ok=True)
+            nvcc, archs = cuda_toolchain(cxx, build_dir, config.cuda_archs)
+            build_file = build_dir / "build.ninja"
+            build_file.write_text(ninja_file(target, build_dir, cxx, nvcc, archs, config.planted))
+        except PermissionError as error:
+            raise BuildError(f"the build directory is not writable: {error}") from None
+        ninja = shutil.which("ninja")
+        if ninja is None:
+            import ninja as ninja_package
+
+            ninja = str(Path(ninja_package.BIN_DIR, "ninja"))
+        command = [ninja, "-f", str(build_file), "-j", str(os.cpu_count() or 1)]
+        if subprocess.run(command, cwd=build_dir).returncode:
+            raise BuildError("the compiler failed; its message is above (pip shows it with -v)")
+
+    def get_source_files(self):
+        return [str(p.relative_to(ROOT)) for p in sorted(CSRC.rglob("*")) if p.is_file()]
+
+
+if __name__ == "__main__":
+    setup(ext_modules=[Extension("sgl_lowlatency._C", [])], cmdclass={"build_ext": NinjaBuildExt})

@@ -1,0 +1,1 @@
+"""The `sgl-lowlatency` command: one module per subcommand."""

@@ -1,0 +1,191 @@
+"""Starts the real SGLang HTTP server on a tiny Qwen3 twice, without and with the plugin, and compares what they answer.
+
+On a machine with a GPU the kernels run on it; without one SGLang runs on the CPU and the kernels in host emulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from sgl_lowlatency.cli import openai_client, server_setup
+from sgl_lowlatency.cli.openai_client import Answer
+from sgl_lowlatency.cli.server_process import ServerFailed, ServerProcess, running
+
+MAX_TOKENS = 16
+COMPLETIONS = ("the people of water", "once again they came to this old place and")
+CHAT = "how many people came?"
+TOGETHER = ("one", "two different years", "look at the water")  # sent at the same time: steps of several rows
+METRICS_SETTLE_S = 2.0  # the coverage counters are exported every second
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """--port, --timeout, --keep-logs and --json."""
+    parser.add_argument("--port", type=int, default=0, help="the first server's port, the second uses the next (default: free ones)")
+    parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds a server may take to start (default 180)")
+    parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="write the model and the servers' logs here and keep them")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the demo. Returns 0 when every token agrees as far as float64 decides it and the kernels ran."""
+    say = _Reporter(args.json)
+    start_s = time.monotonic()
+    missing = server_setup.missing_requirement()
+    if missing is not None:
+        return say.fail(missing)
+    with _terminated_as_interrupt(), contextlib.ExitStack() as stack:
+        directory = args.keep_logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-demo-")))
+        try:
+            return _compare(directory, args, say, start_s)
+        except ServerFailed as error:
+            return say.fail(str(error))
+        except OSError as error:
+            return say.fail(f"a request failed: {error}; run again with --keep-logs DIR to see the server's log")
+        except KeyboardInterrupt:
+            return say.fail("interrupted; both servers are stopped")
+
+
+def _compare(directory: Path, args: argparse.Namespace, say: _Reporter, start_s: float) -> int:
+    from sgl_lowlatency.cli.greedy_oracle import GreedyOracle
+    from sgl_lowlatency.cli.tiny_model import make_tiny_qwen3
+
+    model = directory / "model"
+    say.line("making a tiny Qwen3 with real-scale random weights")
+    make_tiny_qwen3(model)
+    setup = server_setup.server_setup(model)
+    say.line(f"SGLang runs on {setup.where}")
+    ports = [args.port, args.port + 1] if args.port else [server_setup.free_port(), server_setup.free_port()]
+
+    off = ServerProcess(setup.arguments, ports[0], directory / "standard.log", setup.environment)
+    with running(off):
+        standard = _ask(off, "standard path", args.timeout, say)
+        off.request_stop()
+        plugin_arguments = [*setup.arguments, server_setup.PLUGIN_FLAG]
+        on = ServerProcess(plugin_arguments, ports[1], directory / "plugin.log", setup.environment)
+        with running(on):
+            ours = _ask(on, "plugin", args.timeout, say)
+            time.sleep(METRICS_SETTLE_S)
+            coverage = openai_client.metrics(on.url, "sgl_lowlatency:")
+            on.require_alive()
+    say.line("both servers are stopped")
+
+    steps = {name: value for name, value in coverage.items() if name.startswith("sgl_lowlatency:decode_steps_total")}
+    say.coverage(coverage)
+    oracle = GreedyOracle(model)
+    verdicts = [say.verdict(prompt, standard[prompt], ours[prompt], oracle) for prompt in standard]
+    seconds = time.monotonic() - start_s
+    if not steps:
+        return say.fail(f"no decode step ran the kernel; the reasons are above and in {on.log.name} (--keep-logs DIR keeps it)")
+    if not all(verdicts):
+        return say.fail("tokens differ where float64 decides them")
+    return say.succeed(len(standard), sum(len(answer.output_ids) for answer in ours.values()), sum(steps.values()), seconds)
+
+
+def _ask(server: ServerProcess, name: str, timeout_s: float, say: _Reporter) -> dict[str, Answer]:
+    say.line(f"starting SGLang, {name}")
+    ready_s = server.wait_ready(timeout_s, say.line)
+    say.line(f"ready after {ready_s:.0f} s")
+    answers = {}
+    for prompt in COMPLETIONS:
+        say.start(f"completion {prompt!r}:")
+        answers[prompt] = openai_client.complete(server.url, prompt, MAX_TOKENS, say.piece)
+        say.end()
+    say.start(f"chat {CHAT!r}:")
+    answers[CHAT] = openai_client.chat(server.url, CHAT, MAX_TOKENS, say.piece)
+    say.end()
+    say.line(f"{len(TOGETHER)} completions at once")
+    with concurrent.futures.ThreadPoolExecutor(len(TOGETHER)) as pool:
+        asked = [pool.submit(openai_client.complete, server.url, prompt, MAX_TOKENS, lambda _piece: None) for prompt in TOGETHER]
+        answers.update({prompt: future.result() for prompt, future in zip(TOGETHER, asked)})
+    server.require_alive()
+    return answers
+
+
+class _Reporter:
+    """Text as things happen, or with `as_json` one object at the end (what happens then goes to stderr)."""
+
+    def __init__(self, as_json: bool):
+        self._as_json = as_json
+        self._out = sys.stderr if as_json else sys.stdout
+        self._report: dict[str, object] = {"requests": []}
+        self._line_is_open = False
+
+    def line(self, text: str) -> None:
+        self.end()
+        print(f"[demo] {text}", file=self._out, flush=True)
+
+    def start(self, text: str) -> None:
+        self.end()
+        print(f"[demo] {text} ", end="", file=self._out, flush=True)
+        self._line_is_open = True
+
+    def piece(self, text: str) -> None:
+        print(text.replace("\n", "\\n"), end="", file=self._out, flush=True)
+
+    def end(self) -> None:
+        if self._line_is_open:
+            print(file=self._out, flush=True)
+        self._line_is_open = False
+
+    def coverage(self, samples: dict[str, float]) -> None:
+        self.line("where the plugin server's steps ran:")
+        for name, value in sorted(samples.items()):
+            if "_total" in name:
+                self.line(f"  {name.removeprefix('sgl_lowlatency:')} {value:.0f}")
+        self._report["coverage"] = samples
+
+    def verdict(self, prompt: str, standard: Answer, ours: Answer, oracle: object) -> bool:
+        """Prints how the two answers compare; False when a token differs that float64 decides."""
+        wrong = []
+        if ours.output_ids == standard.output_ids:
+            text = f"{len(ours.output_ids)} tokens equal"
+        else:
+            choices = oracle.judge(ours.prompt_ids, ours.output_ids)
+            wrong = [choice for choice in choices if not choice.is_right]
+            first = next(i for i, pair in enumerate(zip(ours.output_ids, standard.output_ids)) if pair[0] != pair[1])
+            at = wrong[0] if wrong else choices[first]
+            text = (
+                f"differs from token {first} on: float64 puts token {at.token} {at.gap:.3f} below the best logit, "
+                f"rounding explains {at.bound:.3f}: " + ("WRONG" if wrong else "not decided")
+            )
+        self.line(f"{prompt!r}: {text}")
+        self._report["requests"].append({"prompt": prompt, "verdict": text, "tokens": ours.output_ids, "text": ours.text})
+        return not wrong
+
+    def succeed(self, num_requests: int, num_tokens: int, num_steps: float, seconds: float) -> int:
+        self._finish(True, f"OK: {num_requests} requests, {num_tokens} tokens, {num_steps:.0f} steps by decode_step, {seconds:.0f} s")
+        return 0
+
+    def fail(self, why: str) -> int:
+        self._finish(False, f"FAILED: {why}")
+        return 1
+
+    def _finish(self, ok: bool, text: str) -> None:
+        self.end()
+        if self._as_json:
+            print(json.dumps({"ok": ok, "message": text, **self._report}))
+        else:
+            print(f"demo: {text}", flush=True)
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """SIGTERM stops the servers as Ctrl-C does."""
+
+    def interrupt(_signum: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

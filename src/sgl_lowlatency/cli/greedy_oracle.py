@@ -1,0 +1,126 @@
+"""Which greedy tokens the model's own arithmetic decides: a float64 forward, and how far bf16 rounding moves it.
+
+Two correct bf16 forwards may pick different tokens where the best two logits are closer than their rounding. A token is right
+when its float64 logit is within `ERROR_MULTIPLE` times the standard path's own error of the best one, at that position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.reference import qwen3_decode, standard_path
+from sgl_lowlatency.reference.inputs import cos_sin_table
+from sgl_lowlatency.reference.step import StepInputs
+
+ERROR_MULTIPLE = 3.0  # the standard path's error once for itself, twice for ours: the numerics gate's factor
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One chosen token. gap: how far its float64 logit is below the best. bound: what rounding can explain."""
+
+    index: int
+    token: int
+    best: int
+    gap: float
+    bound: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.gap <= self.bound
+
+
+class GreedyOracle:
+    """Judges continuations of one tiny checkpoint (cli/tiny_model.py)."""
+
+    def __init__(self, model: Path):
+        self._geometry, self._weights, self._lm_head = _load(model)
+
+    def judge(self, prompt_ids: list[int], output_ids: list[int]) -> list[Choice]:
+        """One Choice a token of `output_ids`, each judged after the tokens before it as they are."""
+        exact, bounds = self.logits(prompt_ids, output_ids)
+        best_logit, best = exact.max(dim=-1)
+        return [
+            Choice(index, token, int(best[index]), float(best_logit[index] - exact[index, token]), float(bounds[index]))
+            for index, token in enumerate(output_ids)
+        ]
+
+    @torch.no_grad()
+    def logits(self, prompt_ids: list[int], output_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The float64 logits [output tokens, vocab] that each output token was chosen from, and how far rounding may move
+        any of a row [output tokens]."""
+        tokens = prompt_ids + output_ids[:-1]
+        with _one_thread():
+            exact = self._logits(tokens, torch.float64)[len(prompt_ids) - 1 :]
+            rounded = self._logits(tokens, torch.bfloat16)[len(prompt_ids) - 1 :].double()
+        return exact, ERROR_MULTIPLE * (exact - rounded).abs().amax(dim=-1)
+
+    def _logits(self, tokens: list[int], dtype: torch.dtype) -> torch.Tensor:
+        """[tokens, vocab] by one decode step a token; dtype bf16 runs SGLang's rounding."""
+        g = self._geometry
+        shape = (len(tokens), g.num_kv_heads, g.head_dim)
+        k, v = ([torch.zeros(shape, dtype=dtype) for _ in range(g.num_layers)] for _ in range(2))
+        table = torch.arange(len(tokens), dtype=torch.int32)[None]
+        rows = []
+        for position, token in enumerate(tokens):
+            at = torch.tensor([position])
+            inputs = StepInputs(torch.tensor([token]), at, at + 1, torch.tensor([0]), at, table, k, v)
+            if dtype == torch.bfloat16:
+                outputs = standard_path.decode_step(g, self._weights, inputs, self._lm_head)
+            else:
+                outputs = qwen3_decode.decode_step(g, self._weights, inputs, dtype, self._lm_head)
+            for layer in range(g.num_layers):
+                k[layer][position], v[layer][position] = outputs.k_rows[layer][0], outputs.v_rows[layer][0]
+            rows.append(outputs.logits[0])
+        return torch.stack(rows)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Operations this small run ten times slower when threads share them."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _load(model: Path) -> tuple[Geometry, DecodeStepWeights, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    config = SimpleNamespace(**json.loads((model / "config.json").read_text()))
+    geometry = Geometry.from_hf_config(config)
+    tensors = load_file(model / "model.safetensors")
+
+    def layer(index: int) -> LayerTensors:
+        at = f"model.layers.{index}."
+        attention, mlp = at + "self_attn.", at + "mlp."
+        return LayerTensors(
+            input_norm=tensors[at + "input_layernorm.weight"],
+            qkv=torch.cat([tensors[f"{attention}{name}_proj.weight"] for name in "qkv"]),
+            q_norm=tensors[attention + "q_norm.weight"],
+            k_norm=tensors[attention + "k_norm.weight"],
+            out_proj=tensors[attention + "o_proj.weight"],
+            post_norm=tensors[at + "post_attention_layernorm.weight"],
+            gate_up=torch.cat([tensors[mlp + "gate_proj.weight"], tensors[mlp + "up_proj.weight"]]),
+            down=tensors[mlp + "down_proj.weight"],
+        )
+
+    weights = DecodeStepWeights(
+        embedding=tensors["model.embed_tokens.weight"],
+        final_norm=tensors["model.norm.weight"],
+        cos_sin=cos_sin_table(geometry.max_position, geometry.head_dim),
+        layers=[layer(index) for index in range(geometry.num_layers)],
+    )
+    lm_head = weights.embedding if geometry.tied_head else tensors["lm_head.weight"]
+    return geometry, weights, lm_head

@@ -1,0 +1,51 @@
+"""`sgl-lowlatency COMMAND ...`: imports the one module that the command names."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+# Module sgl_lowlatency.cli.<name> with add_arguments(parser) and run(args) -> exit code.
+COMMANDS = {
+    "doctor": "say whether an SGLang launch command can run the kernels, with every reason when it cannot",
+    "demo": "start a real SGLang server on this machine and compare the kernels with the standard path",
+    "plan": "print or draw the static plan of a model",
+    "version": "print the versions and the compiled backends",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. argv: the arguments after the program's name. Returns the exit code."""
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        prog="sgl-lowlatency",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Low-latency decode kernels for SGLang.\n\n"
+        + "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
+    )
+    parser.add_argument("command", choices=COMMANDS, help="what to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the command; -h explains them")
+    chosen = parser.parse_args(sys.argv[1:] if argv is None else list(argv))
+    module = importlib.import_module(f"sgl_lowlatency.cli.{chosen.command}")
+    command_parser = argparse.ArgumentParser(
+        prog=f"sgl-lowlatency {chosen.command}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(command_parser)
+    # A module with TAKES_COMMAND gets the words that are not its own, and all after `--`, as args.words.
+    own, after = chosen.arguments, []
+    if "--" in own:
+        own, after = own[: own.index("--")], own[own.index("--") + 1 :]
+    args, words = command_parser.parse_known_args(own)
+    args.words = words + after
+    if args.words and not getattr(module, "TAKES_COMMAND", False):
+        command_parser.error(f"unrecognized arguments: {' '.join(args.words)}")
+    return module.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

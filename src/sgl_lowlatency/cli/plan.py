@@ -1,0 +1,74 @@
+"""`sgl-lowlatency plan`: the static plan of a geometry as text, JSON or a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.plan.dump import to_text
+from sgl_lowlatency.plan.picture import draw
+from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.plan.static_plan import PlanError, make_plan
+from sgl_lowlatency.plan.validate import validate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--geometry",
+        required=True,
+        help=f"one of {', '.join(GEOMETRIES)}, or the path of a Qwen3 config.json (or of the folder that holds it)",
+    )
+    parser.add_argument("--rows", type=int, default=1, help="rows of the step, 1..16 (default 1)")
+    parser.add_argument("--grid", type=int, default=132, help="blocks, one an SM (default 132, an H200)")
+    parser.add_argument(
+        "--shared-memory-bytes", type=int, default=232448, help="dynamic shared memory a block may use (default 232448, sm_90)"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--text", action="store_true", help="tables for people (the default)")
+    form.add_argument("--json", action="store_true", help="the canonical JSON whose sha256 is the plan's hash")
+    parser.add_argument("--picture", metavar="OUT", help="also write a picture: OUT.svg, or OUT.png where Pillow is installed")
+
+
+def load_geometry(name: str) -> Geometry:
+    """A geometry by name or from a config.json. Raises ValueError when it is neither or lacks a field."""
+    if name in GEOMETRIES:
+        return GEOMETRIES[name]
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ValueError(f"--geometry {name} is neither one of {', '.join(GEOMETRIES)} nor a config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"--geometry {path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"--geometry {path} holds no JSON object")
+    return Geometry.from_hf_config(SimpleNamespace(**config))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan. Returns 0; 1 when the validator finds errors (printed); 2 when no plan can be made."""
+    try:
+        plan = make_plan(load_geometry(args.geometry), args.rows, args.grid, args.shared_memory_bytes)
+        if args.picture:
+            draw(plan).save(args.picture)
+    except (PlanError, ValueError, OSError) as error:
+        print(f"sgl-lowlatency plan: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(plan.to_json())
+    else:
+        print(to_text(plan), end="")
+        if args.picture:
+            print(f"\npicture: {args.picture}")
+    errors = validate(plan)
+    for error in errors:
+        print(f"invalid plan: {error}", file=sys.stderr)
+    if not errors and not args.json:
+        print("\nvalid: acyclic, every wait satisfiable, every tile produced once, no buffer written while readable")
+    return 1 if errors else 0

@@ -1,0 +1,1 @@
+"""Refusals before and after the weights load: pure functions that return every reason as words for an operator."""

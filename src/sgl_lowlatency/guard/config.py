@@ -1,0 +1,142 @@
+"""Refusals before the weights load, from the resolved server arguments and the HF config alone.
+
+SGLang itself checks what the spec states in Requirements and Feature; these are the checks those cannot state. Every
+function is pure and returns all of its reasons. A server argument that this SGLang does not have is a reason too:
+guessing that an unknown release behaves like the tested one is what a guard is there to prevent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sgl_lowlatency import TESTED_SGLANG
+from sgl_lowlatency.kernels.geometry import Geometry
+
+# SGLang's Rotary classes for these types only change the cos/sin table, which the kernel reads; the rotation is the
+# same (tests/contract/test_rope.py pins that against the wheel).
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+# Keys that make SGLang pick another rotation under one of these types.
+ROPE_VARIANT_KEYS = ("mrope_section", "use_fope", "video_rope")
+
+
+def geometry_reasons(hf_config: Any) -> list[str]:
+    """Sizes the kernel cannot run, each with the config field named."""
+    try:
+        geometry = Geometry.from_hf_config(hf_config)
+    except ValueError as error:
+        return str(error).split("; ")
+    return geometry.reasons()
+
+
+def _rope_reasons(hf_config: Any) -> list[str]:
+    rope = getattr(hf_config, "rope_parameters", None) or getattr(hf_config, "rope_scaling", None) or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    reasons = []
+    if rope_type not in ROPE_TYPES:
+        reasons.append(f"rope type {rope_type!r} of the model's config is not one of {', '.join(ROPE_TYPES)}")
+    reasons += [
+        f"{key} in the config's rope parameters selects another rotation" for key in ROPE_VARIANT_KEYS if rope.get(key)
+    ]
+    if (partial := rope.get("partial_rotary_factor") or getattr(hf_config, "partial_rotary_factor", None) or 1.0) != 1.0:
+        reasons.append(f"config.partial_rotary_factor {partial} is not 1: the kernel rotates every channel of a head")
+    return reasons
+
+
+def _attention_reasons(hf_config: Any) -> list[str]:
+    reasons = []
+    if getattr(hf_config, "attention_bias", False):
+        reasons.append("config.attention_bias is true: the kernel adds no bias")
+    layer_types = sorted(set(getattr(hf_config, "layer_types", None) or ()) - {"full_attention"})
+    if getattr(hf_config, "use_sliding_window", False) or layer_types:
+        what = f"layer_types {', '.join(layer_types)}" if layer_types else "use_sliding_window"
+        reasons.append(f"config.{what}: the kernel attends to the whole context in every layer")
+    if getattr(hf_config, "dual_chunk_attention_config", None):
+        reasons.append("config.dual_chunk_attention_config is set: the kernel has no chunked attention")
+    return reasons
+
+
+def model_config_reasons(hf_config: Any) -> list[str]:
+    """Why the kernel cannot run the model that this HF config describes."""
+    reasons = geometry_reasons(hf_config) + _rope_reasons(hf_config) + _attention_reasons(hf_config)
+    if (act := getattr(hf_config, "hidden_act", None)) != "silu":
+        reasons.append(f"config.hidden_act {act!r} is not 'silu'")
+    if getattr(hf_config, "quantization_config", None):
+        reasons.append("the checkpoint is quantized (config.quantization_config): the kernel reads bf16 weights")
+    return reasons
+
+
+_ABSENT = object()
+_OFF = (None, False, "", 0)
+_HOOKS = "it hooks layers that the kernel does not run one by one"
+
+# (server argument, values that are served, why the others are not); a reason quotes the argument and its value.
+_SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
+    ("quantization", _OFF, "the kernel reads bf16 weights"),
+    ("modelopt_quant", _OFF, "the kernel reads bf16 weights"),
+    ("quantize_and_serve", _OFF, "the kernel reads bf16 weights"),
+    ("rl_quant_profile", _OFF, "the kernel reads bf16 weights"),
+    ("model_impl", ("auto", "sglang"), "the kernel replaces SGLang's own model code"),
+    ("is_embedding", _OFF, "an embedding server has no decode steps"),
+    ("dllm_algorithm", _OFF, "a diffusion language model has no decode steps"),
+    ("prefill_only_disable_kv_cache", _OFF, "there is no KV cache to read"),
+    ("enable_unified_memory", _OFF, "req_to_token then holds virtual page ids"),
+    ("enable_page_major_kv_layout", _OFF, "the KV rows of a layer are then not one strided array"),
+    ("enable_kv_cache_sharding", _OFF, "the KV rows are then spread over GPUs"),
+    ("enable_unified_cache_external_linker", _OFF, "KV that arrives beside a step has not been tested"),
+    ("enable_pdmux", _OFF, "decode then has a part of the SMs, and the kernel needs one block on each"),
+    ("startup_weight_load_mode", ("serial",), "weights would still be loading when the kernel is checked"),
+    ("checkpoint_engine_wait_weights_before_ready", _OFF, "SGLang refuses weight updates under a kernel plugin"),
+    ("aux_hidden_state_capture", _OFF, "every step would need the hidden states between layers"),
+    ("uno_lora_path", _OFF, "the kernel applies no LoRA"),
+    ("decoupled_spec_role", _OFF + ("null",), "the server would run speculative decoding"),
+    ("forward_hooks", _OFF, _HOOKS),
+    ("debug_tensor_dump_output_folder", _OFF, _HOOKS),
+    ("msprobe_dump_config", _OFF, _HOOKS),
+    ("enable_layerwise_nvtx_marker", _OFF, _HOOKS),
+    ("kv_canary", _OFF + ("none",), "its patches of the model's forward and the KV pool have not been tested here"),
+)
+
+
+def _server_argument_reasons(cfg: Any) -> list[str]:
+    reasons = []
+    for name, served, why in _SERVER_ARGUMENTS:
+        value = getattr(cfg, name, _ABSENT)
+        if value is _ABSENT:
+            reasons.append(f"this SGLang has no server argument {name!r} to check; {TESTED_SGLANG} is the tested release")
+        elif value not in served and value not in ([], {}):
+            reasons.append(f"--{name.replace('_', '-')} {value!r} is not served: {why}")
+    return reasons
+
+
+def _backend_reasons(cfg: Any) -> list[str]:
+    prefill = cfg.prefill_attention_backend or cfg.attention_backend
+    decode = cfg.decode_attention_backend or cfg.attention_backend
+    if prefill == decode:
+        return []
+    return [
+        f"prefill and decode attention backends differ ({prefill!r} and {decode!r}): SGLang then gives a step no "
+        "attention metadata; give both the same --attention-backend"
+    ]
+
+
+def _device_reasons(cfg: Any, emulate: bool) -> list[str]:
+    wanted = "cpu" if emulate else "cuda"
+    if cfg.device == wanted:
+        return []
+    mode = "1 runs the kernels on the CPU" if emulate else "0, the default, runs the kernels on a GPU"
+    return [f"--device {cfg.device!r} is not {wanted!r}: SGL_LOWLATENCY_EMULATE={mode}"]
+
+
+def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
+    """Every reason this configuration cannot be served; [] when it can.
+
+    cfg: SGLang's resolved server arguments. hf_config: the served model's HF config. emulate: host emulation is on.
+    """
+    checks: tuple[Callable[[], list[str]], ...] = (
+        lambda: model_config_reasons(hf_config),
+        lambda: _server_argument_reasons(cfg),
+        lambda: _backend_reasons(cfg),
+        lambda: _device_reasons(cfg, emulate),
+    )
+    return [reason for check in checks for reason in check()]

@@ -1,0 +1,147 @@
+"""Refusals after the weights load: the loaded model must be the one the kernel computes, tensor by tensor.
+
+Duck-typed on purpose: nothing here imports torch or SGLang, so the checks run on any stand-in with the same attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sgl_lowlatency.guard.config import geometry_reasons
+from sgl_lowlatency.kernels.geometry import Geometry
+
+QWEN3_CLASS = "sglang.srt.models.qwen3.Qwen3ForCausalLM"
+# Classes whose rotation is the plain neox one over a cos/sin table; guard.config.ROPE_TYPES names their rope types.
+ROPE_CLASSES = (
+    "RotaryEmbedding",
+    "LinearScalingRotaryEmbedding",
+    "DynamicNTKScalingRotaryEmbedding",
+    "DynamicNTKAlphaRotaryEmbedding",
+    "YaRNScalingRotaryEmbedding",
+    "Llama3RotaryEmbedding",
+)
+ALIGNMENT_BYTES = 16  # of every tensor the kernel reads with asynchronous copies
+
+
+def _tensor_reasons(name: str, tensor: Any, shape: tuple[int, ...], *, min_rows: bool = False) -> Iterator[str]:
+    """Checks one weight. shape: expected sizes; with min_rows the first is a lower bound (padded vocabularies)."""
+    if tensor is None:
+        yield f"{name} is missing"
+        return
+    got = tuple(tensor.shape)
+    if len(got) != len(shape) or got[1:] != shape[1:] or (got[0] < shape[0] if min_rows else got[0] != shape[0]):
+        yield f"{name} has shape {list(got)}, not {list(shape)}"
+    if str(tensor.dtype) != "torch.bfloat16":
+        yield f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not bfloat16"
+    if not tensor.is_contiguous():
+        yield f"{name} is not contiguous"
+    if tensor.data_ptr() % ALIGNMENT_BYTES:
+        yield f"{name} is not aligned to {ALIGNMENT_BYTES} bytes"
+
+
+def _linear_reasons(name: str, linear: Any, shape: tuple[int, int]) -> Iterator[str]:
+    yield from _tensor_reasons(f"{name}.weight", getattr(linear, "weight", None), shape)
+    if getattr(linear, "bias", None) is not None:
+        yield f"{name} has a bias"
+    method = type(getattr(linear, "quant_method", None)).__name__
+    if method != "UnquantizedLinearMethod":
+        yield f"{name} runs {method}, not UnquantizedLinearMethod"
+    if getattr(linear, "use_intel_amx_backend", False):
+        yield f"{name}.weight is packed for Intel AMX"
+
+
+def _norm_reasons(name: str, norm: Any, channels: int, rms_eps: float) -> Iterator[str]:
+    yield from _tensor_reasons(f"{name}.weight", getattr(norm, "weight", None), (channels,))
+    if type(norm).__name__ != "RMSNorm":
+        yield f"{name} is a {type(norm).__name__}, not an RMSNorm"
+    if getattr(norm, "variance_epsilon", None) != rms_eps:
+        yield f"{name}.variance_epsilon {getattr(norm, 'variance_epsilon', None)} is not config.rms_norm_eps {rms_eps}"
+    if getattr(norm, "variance_size_override", None) is not None:
+        yield f"{name} normalises over a part of its channels"
+
+
+def _rope_reasons(rope: Any, head_dim: int) -> Iterator[str]:
+    if type(rope).__name__ not in ROPE_CLASSES:
+        yield f"rotary_emb is a {type(rope).__name__}, not one of {', '.join(ROPE_CLASSES)}"
+        return
+    if not rope.is_neox_style:
+        yield "rotary_emb interleaves even and odd channels; the kernel rotates halves (neox)"
+    if rope.rotary_dim != head_dim or tuple(rope.cos_sin_cache.shape)[1:] != (head_dim,):
+        yield f"rotary_emb rotates {rope.rotary_dim} of {head_dim} channels"
+
+
+def _attention_reasons(attention: Any, geometry: Geometry) -> Iterator[str]:
+    heads = (attention.tp_q_head_num, attention.tp_k_head_num, attention.tp_v_head_num, attention.v_head_dim)
+    if heads != (geometry.num_q_heads, geometry.num_kv_heads, geometry.num_kv_heads, geometry.head_dim):
+        yield f"attention heads (q, k, v, value channels) {heads} are not the config's: a tensor-parallel part of them?"
+    if attention.logit_cap:
+        yield f"attention caps its logits at {attention.logit_cap}"
+    if attention.sliding_window_size != -1:
+        yield f"attention has a sliding window of {attention.sliding_window_size} tokens"
+    if attention.k_scale is not None or attention.v_scale is not None:
+        yield "attention scales its K or V"
+
+
+def _layer_reasons(layer: Any, geometry: Geometry) -> Iterator[str]:
+    g, attention, mlp = geometry, layer.self_attn, layer.mlp
+    qkv_rows = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
+    yield from _norm_reasons("input_layernorm", layer.input_layernorm, g.hidden, g.rms_eps)
+    yield from _linear_reasons("qkv_proj", attention.qkv_proj, (qkv_rows, g.hidden))
+    yield from _norm_reasons("q_norm", attention.q_norm, g.head_dim, g.rms_eps)
+    yield from _norm_reasons("k_norm", attention.k_norm, g.head_dim, g.rms_eps)
+    yield from _rope_reasons(attention.rotary_emb, g.head_dim)
+    yield from _attention_reasons(attention.attn, g)
+    yield from _linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim))
+    yield from _norm_reasons("post_attention_layernorm", layer.post_attention_layernorm, g.hidden, g.rms_eps)
+    yield from _linear_reasons("gate_up_proj", mlp.gate_up_proj, (2 * g.intermediate, g.hidden))
+    yield from _linear_reasons("down_proj", mlp.down_proj, (g.hidden, g.intermediate))
+
+
+def _all_layers_reasons(layers: list[Any], geometry: Geometry) -> list[str]:
+    """The layers' reasons, the same one named once with the layers it holds for."""
+    where: dict[str, list[int]] = {}
+    for index, layer in enumerate(layers):
+        for reason in _layer_reasons(layer, geometry):
+            where.setdefault(reason, []).append(index)
+    reasons = [
+        f"layer {at[0]}: {reason}" + (f" (and {len(at) - 1} more layers)" if len(at) > 1 else "")
+        for reason, at in where.items()
+    ]
+    ropes = {id(layer.self_attn.rotary_emb) for layer in layers}
+    if len(ropes) > 1:
+        reasons.append(f"the layers have {len(ropes)} rotary embeddings; the kernel reads one cos/sin table")
+    return reasons
+
+
+def _hook_reasons(decoder: Any) -> list[str]:
+    hooked = sorted(
+        name or "model" for name, module in decoder.named_modules() if module._forward_hooks or module._forward_pre_hooks
+    )
+    if not hooked:
+        return []
+    return [f"forward hooks are registered on {len(hooked)} modules ({hooked[0]}, ...): the kernel does not run them"]
+
+
+def qwen3_disable_reasons(model: Any, hf_config: Any) -> list[str]:
+    """Every reason the loaded model is not the Qwen3 dense model that decode_step computes; [] when it is.
+
+    model: SGLang's Qwen3ForCausalLM after process_weights_after_loading. hf_config: its HF config.
+    """
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    if name != QWEN3_CLASS:
+        return [f"the loaded model is {name}, not {QWEN3_CLASS}"]
+    if reasons := geometry_reasons(hf_config):
+        return reasons
+    geometry, decoder = Geometry.from_hf_config(hf_config), model.model
+    layers, table = list(decoder.layers), (geometry.vocab, geometry.hidden)
+    checks: tuple[Callable[[], Any], ...] = (
+        lambda: _tensor_reasons("embed_tokens.weight", decoder.embed_tokens.weight, table, min_rows=True),
+        lambda: _all_layers_reasons(layers, geometry),
+        lambda: _norm_reasons("norm", decoder.norm, geometry.hidden, geometry.rms_eps),
+        lambda: _hook_reasons(decoder),
+    )
+    reasons = [reason for check in checks for reason in check()]
+    if len(layers) != geometry.num_layers:
+        reasons.insert(0, f"{len(layers)} layers are loaded, config.num_hidden_layers is {geometry.num_layers}")
+    return reasons

@@ -1,0 +1,236 @@
+"""decode_step: a decode step of a dense decoder, embedding to final norm, in one persistent launch.
+
+CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from sgl_lowlatency import _C
+from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors, require_tensor, require_weights
+from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
+from sgl_lowlatency.kernels.geometry import Geometry
+
+if TYPE_CHECKING:
+    from sgl_lowlatency.plan.static_plan import StaticPlan
+
+__all__ = ["DecodeStep", "DecodeStepWeights", "EmulationOptions", "LayerTensors"]
+
+_WORKSPACE_POINTERS = ("residual", "qkv", "attention_out", "activation", "partial_out", "partial_max_sum", "split_tickets")
+_INPUTS = ("input_ids", "positions", "seq_lens", "req_pool_indices", "out_cache_loc")
+
+
+@dataclasses.dataclass
+class EmulationOptions:
+    """How host emulation runs. seed: of the schedule. planted: a dialect::Planted bug. starvation: -1 by seed, 0 even,
+    1 starves a block, 2 a warp, 3 favours a block. check_order: find accesses that nothing orders (slower)."""
+
+    seed: int = 0
+    planted: int = 0
+    starvation: int = -1
+    check_order: bool = False
+
+
+class DecodeStep:
+    """Owns the workspace and counters of the kernel and launches it.
+
+    geometry: sizes; max_position must be the rows of weights.cos_sin. plans: rows -> StaticPlan, all of one grid, sharing
+    one workspace. weights: read in place, must stay alive and unmoved. deadline_s: of every wait in the kernel.
+    Raises ValueError for a tensor or plan that does not fit, RuntimeError when the grid cannot be resident on the GPU.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        plans: dict[int, StaticPlan],
+        weights: DecodeStepWeights,
+        device: torch.device,
+        deadline_s: float,
+        rank: int = 0,
+        emulation: EmulationOptions | None = None,
+    ):
+        device = torch.device(device)
+        if device.type not in ("cuda", "cpu"):
+            raise ValueError(f"device {device} is neither cuda nor cpu")
+        if device.type == "cuda" and "cuda" not in _C.backends():
+            raise ValueError("this installation of sgl-lowlatency has no CUDA kernels: reinstall it with nvcc on PATH")
+        if not deadline_s > 0:
+            raise ValueError(f"deadline_s {deadline_s} is not positive")
+        if not plans:
+            raise ValueError("plans is empty")
+        grids, sizes = {p.grid for p in plans.values()}, {p.workspace_bytes for p in plans.values()}
+        if len(grids) != 1 or len(sizes) != 1:
+            raise ValueError(f"plans disagree: grids {sorted(grids)}, workspace bytes {sorted(sizes)}")
+        require_weights(geometry, weights, device)
+
+        self.geometry, self.device, self.grid = geometry, device, grids.pop()
+        self.emulation = emulation or EmulationOptions()
+        self.last_report = None  # of the newest emulated launch
+        self._weights = weights  # the kernel reads through raw pointers: keep the owners
+        self._first_plan = next(iter(plans.values()))
+        self.workspace = torch.zeros(self._first_plan.workspace_bytes, dtype=torch.uint8, device=device)
+        self._sync = torch.zeros(_C.abi.kSyncStateBytes, dtype=torch.uint8, device=device)
+        layer_rows = [[getattr(t, f.name).data_ptr() for f in dataclasses.fields(LayerTensors)] for t in weights.layers]
+        self._layer_table = self._device_table(_C.pack_layer_weights(layer_rows))
+        self._kv_table = self._kv_owners = self._req_to_token = None
+        self._tile_tables = {rows: self._tile_table(plan) for rows, plan in plans.items()}
+        self._host = _HostWords(device)
+        self._params = {rows: self._make_params(rows, plan, deadline_s, rank) for rows, plan in plans.items()}
+
+    @property
+    def extra_bytes(self) -> int:
+        """Device bytes that this object holds beside SGLang's own tensors."""
+        tables = [self._layer_table, *self._tile_tables.values()]
+        return sum(t.numel() * t.element_size() for t in [self.workspace, self._sync, *tables])
+
+    def attach_kv(self, k_buffers: list[torch.Tensor], v_buffers: list[torch.Tensor], req_to_token: torch.Tensor) -> None:
+        """Names the KV pool: one [slots, num_kv_heads, head_dim] bf16 tensor a layer for k and for v, all alike, and
+        req_to_token int32 [requests, max tokens]. Call before the first launch, outside graph capture."""
+        g = self.geometry
+        if len(k_buffers) != g.num_layers or len(v_buffers) != g.num_layers:
+            raise ValueError(f"KV pool has {len(k_buffers)} k and {len(v_buffers)} v layers, the model {g.num_layers}")
+        slots = k_buffers[0].shape[0]
+        for name, buffers in (("k", k_buffers), ("v", v_buffers)):
+            for layer, buffer in enumerate(buffers):
+                require_tensor(f"{name} cache of layer {layer}", buffer, (slots, g.num_kv_heads, g.head_dim), torch.bfloat16, self.device)
+        if req_to_token.dim() != 2:
+            raise ValueError(f"req_to_token has {req_to_token.dim()} dimensions, not 2")
+        require_tensor("req_to_token", req_to_token, tuple(req_to_token.shape), torch.int32, self.device)
+        self._kv_owners = (k_buffers, v_buffers)
+        self._req_to_token = req_to_token
+        self._kv_table = self._device_table(_C.pack_kv_layers([[k.data_ptr(), v.data_ptr()] for k, v in zip(k_buffers, v_buffers)]))
+        for params in self._params.values():
+            geometry = params.geometry
+            geometry.kv_slot_stride = g.num_kv_heads * g.head_dim
+            geometry.num_kv_slots = slots
+            geometry.num_request_rows, geometry.req_to_token_stride = req_to_token.shape
+            params.kv = self._kv_table.data_ptr()
+            params.req_to_token = req_to_token.data_ptr()
+        if self.device.type == "cuda":
+            self._require_resident()
+
+    def launch(
+        self,
+        rows: int,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        seq_lens: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        hidden_out: torch.Tensor,
+        stream: int = 0,
+    ) -> None:
+        """Runs one step. Inputs int64 [rows] on the device (seq_lens includes the new token); writes hidden_out
+        [rows, hidden] bf16 and the new tokens' KV rows. stream: a cudaStream_t; capturable.
+
+        Raises ValueError for a tensor that does not fit; on the CPU, DecodeStepFault with the kernel's own record or
+        RuntimeError with the emulation's diagnosis. On CUDA a fault surfaces at the next synchronisation (see fault()).
+        """
+        if self._kv_table is None:
+            raise RuntimeError("attach_kv was not called")
+        if rows not in self._params:
+            raise ValueError(f"rows {rows} has no plan; there are plans for {sorted(self._params)}")
+        params = self._params[rows]
+        for name, tensor in zip(_INPUTS, (input_ids, positions, seq_lens, req_pool_indices, out_cache_loc)):
+            require_tensor(name, tensor, (rows,), torch.int64, self.device)
+            setattr(params, name, tensor.data_ptr())
+        require_tensor("hidden_out", hidden_out, (rows, self.geometry.hidden), torch.bfloat16, self.device)
+        params.hidden_out = hidden_out.data_ptr()
+        if self.device.type == "cuda":
+            _C.decode_step_launch_cuda(params, self.grid, stream)
+        else:
+            self._emulate(params, hidden_out)
+
+    def executed(self) -> dict[int, int]:
+        """Completed launches by rows, counted on the device; rows that never ran are left out."""
+        return {rows: count for rows, count in enumerate(_C.read_executed(self._host.executed)) if count}
+
+    def fault(self):
+        """The FaultRecord of a launch that ended itself (kernels/fault.py puts it in words), or None."""
+        return _C.read_fault(self._host.fault)
+
+    def acknowledge_fault(self) -> None:
+        """Tells the waiting kernel that its record was read; it then traps."""
+        _C.acknowledge_fault(self._host.fault)
+
+    def buffer(self, name: str) -> torch.Tensor:
+        """A workspace buffer as a tensor of the plan's shape and dtype, for tests and diagnosis."""
+        buffer = self._first_plan.buffer(name)
+        dtype = {"bf16": torch.bfloat16, "f32": torch.float32, "u32": torch.int32, "i32": torch.int32}[buffer.dtype]
+        return self.workspace[buffer.offset : buffer.offset + buffer.bytes].view(dtype).view(buffer.shape)
+
+    def _device_table(self, data: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+
+    def _tile_table(self, plan: StaticPlan) -> torch.Tensor:
+        return self._device_table(_C.pack_tile_ranges([list(op.tiles[block]) for block in range(plan.grid) for op in plan.ops]))
+
+    def _make_params(self, rows: int, plan: StaticPlan, deadline_s: float, rank: int):
+        if plan.rows != rows:
+            raise ValueError(f"the plan for rows {rows} was made for {plan.rows}")
+        params, g = _C.abi.DecodeStepParams(), self.geometry
+        geometry = params.geometry
+        for name in ("num_layers", "hidden", "num_q_heads", "num_kv_heads", "head_dim", "intermediate", "vocab", "max_position", "rms_eps"):
+            setattr(geometry, name, getattr(g, name))
+        geometry.softmax_scale = g.head_dim**-0.5
+        for index, op in enumerate(plan.ops):
+            params.set_op(index, op.k_extent, op.k_panel, op.num_tiles, op.producers)
+        params.rows, params.rank = rows, rank
+        params.num_stages, params.max_panel_bytes, params.max_tiles_multi_panel = plan.num_stages, plan.max_panel_bytes, plan.max_tiles_multi_panel
+        params.shared = abi.smem_layout(rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
+        params.deadline_ns = int(deadline_s * 1e9)
+        params.layers, params.tiles = self._layer_table.data_ptr(), self._tile_tables[rows].data_ptr()
+        params.embedding, params.final_norm = self._weights.embedding.data_ptr(), self._weights.final_norm.data_ptr()
+        params.cos_sin = self._weights.cos_sin.data_ptr()
+        for name in _WORKSPACE_POINTERS:
+            setattr(params, name, self.workspace.data_ptr() + plan.buffer(name).offset)
+        params.sync = self._sync.data_ptr()
+        params.fault, params.executed_mirror = self._host.fault, self._host.executed
+        return params
+
+    def _require_resident(self) -> None:
+        for rows, params in self._params.items():
+            with torch.cuda.device(self.device):
+                blocks = _C.decode_step_max_blocks(params)
+            if blocks < self.grid:
+                raise RuntimeError(f"decode_step for {rows} rows needs {self.grid} blocks resident at once; this GPU holds {blocks}")
+
+    def _emulate(self, params, hidden_out: torch.Tensor) -> None:
+        options = self.emulation
+        regions = []
+        if options.check_order:
+            plan = self._first_plan
+            base = self.workspace.data_ptr()
+            regions = [(name, base + plan.buffer(name).offset, plan.buffer(name).bytes, True) for name in _WORKSPACE_POINTERS]
+            regions.append(("hidden_out", hidden_out.data_ptr(), hidden_out.numel() * 2, True))
+            for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
+                regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, False) for i, b in enumerate(buffers)]
+        report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)
+        self.last_report = report
+        record = self.fault()
+        if record is not None:
+            raise DecodeStepFault(describe_fault(record))
+        if report.status != "ok":
+            raise RuntimeError(f"decode_step in emulation: {report.status}: {report.message}")
+
+
+class _HostWords:
+    """Host memory that a launch writes while it runs: the fault record and the executed counters (addresses)."""
+
+    def __init__(self, device: torch.device):
+        counters = (abi.MAX_ROWS + 1) * 8
+        record = -(-_C.abi.kFaultRecordBytes // 64) * 64
+        if device.type == "cuda":
+            self.fault = _C.allocate_host_visible(record + counters)
+            # Not freed at interpreter exit: the driver may be gone by then, and a late launch may still write.
+            weakref.finalize(self, _C.free_host_visible, self.fault).atexit = False
+        else:
+            self._owner = torch.zeros(record + counters, dtype=torch.uint8)
+            self.fault = self._owner.data_ptr()
+        self.executed = self.fault + record

@@ -1,0 +1,37 @@
+"""The record a kernel leaves when it cannot go on, in words."""
+
+from __future__ import annotations
+
+from sgl_lowlatency.kernels import abi  # noqa: F401  (raises with what to do when the extension is missing)
+from sgl_lowlatency import _C
+
+_KIND_NAMES = {value: name for name, value in _C.abi.kFaultKinds.items()}
+_INPUT_NAMES = {
+    "bad_token_id": ("input id", "the vocabulary size"),
+    "bad_position": ("position", "the rows of the rope table"),
+    "bad_length": ("sequence length", "the columns of req_to_token (plus one)"),
+    "bad_request_row": ("request row", "the rows of req_to_token"),
+    "bad_slot": ("KV slot", "the slots of the KV pool"),
+}
+
+
+class DecodeStepFault(RuntimeError):
+    """A launch that ended itself; the message is describe_fault's."""
+
+
+def describe_fault(record) -> str:
+    """One line for an operator: which rank, SM, block and layer waited for what, or which input was out of range."""
+    kind = _KIND_NAMES[record.kind]
+    where = f"rank {record.rank}, SM {record.sm}, block {record.block}, layer {record.layer}"
+    if kind == "edge_deadline":
+        missing = (record.expected - record.seen) % 2**32
+        return (
+            f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for edge "
+            f"{_C.abi.kEdgeNames[record.edge]!r}: expected {record.expected}, seen {record.seen} ({missing} signals missing)"
+        )
+    if kind in ("ring_full", "ring_empty"):
+        what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
+        return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"
+    what, limit = _INPUT_NAMES[kind]
+    signed = record.seen - 2**32 if record.seen >= 2**31 else record.seen
+    return f"decode_step stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"

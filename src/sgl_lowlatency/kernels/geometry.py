@@ -1,0 +1,80 @@
+"""The shape of a dense decoder as the decode_step kernel takes it: run-time numbers, no model names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+HEAD_DIMS = (64, 128)
+MAX_GROUP = 16  # query heads of one KV head; four attention items of kMaxHeadsPerItem
+CHANNEL_MULTIPLE = 64  # of every matrix dimension: each consumer warp reads K in runs of 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Sizes of a dense decoder with grouped-query attention, per rank (TP1: of the whole model).
+
+    num_layers: decoder layers. hidden, intermediate: channels. num_q_heads, num_kv_heads: attention heads.
+    head_dim: channels of a head. vocab: rows of the embedding. max_position: rows of the cos/sin table.
+    rms_eps: epsilon of every RMSNorm. tied_head: the LM head is the embedding (SGLang runs the head either way).
+    """
+
+    num_layers: int
+    hidden: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    max_position: int
+    rms_eps: float
+    tied_head: bool
+
+    @classmethod
+    def from_hf_config(cls, config: Any) -> Geometry:
+        """The geometry of an HF config of the Qwen3 dense family.
+
+        head_dim defaults to hidden_size / num_attention_heads, as in SGLang's model. max_position is the config's;
+        a build replaces it by the rows of the cos/sin table that SGLang made.
+        Raises ValueError naming every field that is missing or not a positive number.
+        """
+        fields = {
+            "num_layers": "num_hidden_layers",
+            "hidden": "hidden_size",
+            "num_q_heads": "num_attention_heads",
+            "num_kv_heads": "num_key_value_heads",
+            "intermediate": "intermediate_size",
+            "vocab": "vocab_size",
+            "max_position": "max_position_embeddings",
+            "rms_eps": "rms_norm_eps",
+        }
+        values = {ours: getattr(config, theirs, None) for ours, theirs in fields.items()}
+        bad = [
+            f"config.{theirs} is {values[ours]!r}, not a positive number"
+            for ours, theirs in fields.items()
+            if not isinstance(values[ours], (int, float)) or isinstance(values[ours], bool) or values[ours] <= 0
+        ]
+        if bad:
+            raise ValueError("; ".join(bad))
+        head_dim = getattr(config, "head_dim", None) or values["hidden"] // values["num_q_heads"]
+        return cls(**values, head_dim=head_dim, tied_head=bool(getattr(config, "tie_word_embeddings", False)))
+
+    def reasons(self) -> list[str]:
+        """Why the kernel cannot run this geometry, one line a field, in the HF config's names; empty when it can."""
+        reasons = []
+        if self.head_dim not in HEAD_DIMS:
+            reasons.append(f"config.head_dim {self.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}")
+        for name, value in (("hidden_size", self.hidden), ("intermediate_size", self.intermediate)):
+            if value % CHANNEL_MULTIPLE:
+                reasons.append(f"config.{name} {value} is not a multiple of {CHANNEL_MULTIPLE}")
+        if self.num_q_heads % self.num_kv_heads:
+            reasons.append(
+                f"config.num_attention_heads {self.num_q_heads} is not a multiple of "
+                f"config.num_key_value_heads {self.num_kv_heads}"
+            )
+        elif self.num_q_heads // self.num_kv_heads > MAX_GROUP:
+            reasons.append(
+                f"config.num_attention_heads {self.num_q_heads} over config.num_key_value_heads {self.num_kv_heads} "
+                f"is more than {MAX_GROUP} query heads a KV head"
+            )
+        return reasons

@@ -1,0 +1,108 @@
+"""A static plan as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.plan.static_plan import StaticPlan
+
+FLOOR_TB_S = 4.65  # measured plain read bandwidth of an H200
+EDGE_MEANING = {
+    "qkv": "q, k and v of every row are written",
+    "attention": "every row's attention output is final",
+    "out_proj": "the residual holds the attention block's sum",
+    "gate_up": "the SwiGLU activations are written",
+    "down": "the residual holds the layer's output",
+}
+
+
+def weight_bytes(plan: StaticPlan) -> int:
+    """Bytes of all layers' weights and norms that one step reads, each once. The LM head is not part of the kernel."""
+    norms = 2 * (2 * plan.geometry.hidden + 2 * plan.geometry.head_dim)
+    layer = sum(op.num_tiles * op.tile_weight_bytes for op in plan.ops) + norms
+    return layer * plan.geometry.num_layers + 2 * plan.geometry.hidden * (1 + plan.rows)
+
+
+def kv_bytes(plan: StaticPlan, context: int) -> int:
+    """Bytes of K and V that `rows` sequences of `context` tokens read in one step."""
+    token = 2 * 2 * plan.geometry.num_kv_heads * plan.geometry.head_dim
+    return token * context * plan.rows * plan.geometry.num_layers
+
+
+def floor_ms(num_bytes: int, tb_s: float = FLOOR_TB_S) -> float:
+    return num_bytes / tb_s * 1e-9
+
+
+def balance(plan: StaticPlan) -> float:
+    """Weight bytes of the busiest block over the mean."""
+    loads = plan.block_weight_bytes()
+    return max(loads) * len(loads) / sum(loads)
+
+
+def table(header: tuple[str, ...], rows: list[tuple]) -> list[str]:
+    """Columns padded to their widest cell; numbers to the right."""
+    cells = [header, *[tuple(f"{c:,}" if isinstance(c, int) else str(c) for c in row) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    right = [bool(rows) and isinstance(rows[0][i], int) for i in range(len(header))]
+    return [
+        "  " + "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
+    """Ops, tiles per block, edges, buffers, shared memory, bytes and floors, for people to read."""
+    g = plan.geometry
+    lines = [
+        f"static plan {plan.hash[:16]}: {plan.rows} rows on {plan.grid} blocks, {g.num_layers} layers",
+        f"geometry: hidden {g.hidden}, {g.num_q_heads} q heads, {g.num_kv_heads} kv heads of {g.head_dim}, "
+        f"intermediate {g.intermediate}",
+        "",
+        "Ops of a layer, in order (attention follows qkv; a tile is 16 output rows by all of K):",
+    ]
+    lines += table(
+        ("op", "K", "K panel", "panels", "tiles", "weight bytes", "blocks that own tiles", "tiles a block"),
+        [
+            (op.name, op.k_extent, op.k_panel, op.num_panels, op.num_tiles, op.num_tiles * op.tile_weight_bytes, op.producers,
+             ", ".join(f"{blocks} x {count}" for count, blocks in sorted(Counter(c for _, c in op.tiles).items())))
+            for op in plan.ops
+        ],
+    )
+    loads = plan.block_weight_bytes()
+    lines += [
+        f"  weight bytes of a block and layer: {min(loads):,} to {max(loads):,}; the busiest has {balance(plan):.3f} of the mean",
+        "",
+        "Edges (a counter each; consumers of layer l wait until it shows producers x (l + 1) signals since the launch began):",
+    ]
+    lines += table(
+        ("edge", "signals a layer", "from", "to", "means"),
+        [
+            (edge.name, edge.producers, edge.producer,
+             ", ".join(phase + (" of the next layer" if later else "") for phase, later in edge.consumers), EDGE_MEANING[edge.name])
+            for edge in plan.edges
+        ],
+    )
+    lines += ["", f"Workspace, {plan.workspace_bytes:,} bytes, shared by the plans of all widths:"]
+    lines += table(
+        ("buffer", "offset", "bytes", "type", "shape", "written by", "read by"),
+        [
+            (b.name, b.offset, b.bytes, b.dtype, "x".join(map(str, b.shape)), ", ".join(b.writers), ", ".join(b.readers))
+            for b in plan.buffers
+        ],
+    )
+    ring = plan.num_stages * abi.STAGE_BYTES
+    lines += [
+        "",
+        f"Shared memory of a block: {plan.shared_memory_bytes:,} of {plan.shared_memory_limit_bytes:,} bytes",
+        f"  ring {plan.num_stages} stages x {abi.STAGE_BYTES:,} = {ring:,}; activation panel {plan.max_panel_bytes:,}; "
+        f"accumulators across panels for {plan.max_tiles_multi_panel} tiles",
+        "",
+        f"Floor at {FLOOR_TB_S} TB/s (each weight once, each KV entry once; without the LM head):",
+    ]
+    weights = weight_bytes(plan)
+    lines += table(
+        ("context", "weight bytes", "KV bytes", "ms"),
+        [(c, weights, kv_bytes(plan, c), f"{floor_ms(weights + kv_bytes(plan, c)):.3f}") for c in contexts],
+    )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,65 @@
+"""How much of K is in shared memory at a time, and how many ring stages the rest gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_lowlatency.kernels import abi
+
+DEFAULT_PANEL_BUDGET_BYTES = 66 * 1024  # eight padded rows of K = 4096
+MIN_STAGES = 2  # a ring of one stage would stop the weight stream at every tile
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Shared memory of one block."""
+
+    k_panel: dict[str, int]
+    max_panel_bytes: int
+    max_tiles_multi_panel: int
+    num_stages: int
+    total_bytes: int
+
+
+def k_panel_for(rows: int, k_extent: int, budget_bytes: int) -> int:
+    """All of K if [rows, K] fits the budget, else K cut into the fewest panels that fit, as equal as stages allow.
+
+    Returns 0 when not even one stage's K fits.
+    """
+    if abi.panel_bytes(rows, k_extent) <= budget_bytes:
+        return k_extent
+    largest = (budget_bytes // rows - abi.PANEL_PAD_BYTES) // 2 // abi.STAGE_K * abi.STAGE_K
+    if largest <= 0:
+        return 0
+    num_panels = -(-k_extent // largest)
+    return -(-k_extent // (num_panels * abi.STAGE_K)) * abi.STAGE_K
+
+
+def lay_out(
+    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int
+) -> SharedMemory | None:
+    """Panels within the budget, accumulators for ops of several panels, ring stages from the rest. None: does not fit."""
+    k_panel = {name: k_panel_for(rows, k, budget_bytes) for name, k in k_extents.items()}
+    if 0 in k_panel.values():
+        return None
+    panel = max(abi.merge_scratch_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in k_panel.values()))
+    panel = -(-panel // 128) * 128
+    tiles = max((max_tiles[name] for name in k_panel if k_panel[name] < k_extents[name]), default=0)
+    without_ring = abi.smem_layout(rows, panel, tiles, 0).total_bytes
+    num_stages = min(abi.MAX_STAGES, (limit_bytes - without_ring) // abi.STAGE_BYTES)
+    if num_stages < MIN_STAGES:
+        return None
+    return SharedMemory(k_panel, panel, tiles, num_stages, abi.smem_layout(rows, panel, tiles, num_stages).total_bytes)
+
+
+def choose(
+    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int
+) -> SharedMemory | None:
+    """The layout of the given budget; when it does not fit (too many accumulators), the best of the other budgets."""
+    preferred = lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget_bytes)
+    if preferred is not None:
+        return preferred
+    panels = range(abi.panel_bytes(rows, abi.STAGE_K), limit_bytes, rows * abi.STAGE_K * 2)
+    whole = (abi.panel_bytes(rows, k) for k in k_extents.values())
+    layouts = (lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget) for budget in (*panels, *whole))
+    return max((one for one in layouts if one is not None), key=lambda one: one.num_stages, default=None)

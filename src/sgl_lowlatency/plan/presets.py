@@ -1,0 +1,28 @@
+"""The dense Qwen3 geometries by name, for `sgl-lowlatency plan`, tests and benchmarks. Values of their HF configs."""
+
+from sgl_lowlatency.kernels.geometry import Geometry
+
+
+def _qwen3(num_layers: int, hidden: int, num_q_heads: int, intermediate: int, tied_head: bool) -> Geometry:
+    return Geometry(
+        num_layers=num_layers,
+        hidden=hidden,
+        num_q_heads=num_q_heads,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate=intermediate,
+        vocab=151936,
+        max_position=40960,
+        rms_eps=1e-6,
+        tied_head=tied_head,
+    )
+
+
+GEOMETRIES: dict[str, Geometry] = {
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, True),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, True),
+    "qwen3-4b": _qwen3(36, 2560, 32, 9728, True),
+    "qwen3-8b": _qwen3(36, 4096, 32, 12288, False),
+    "qwen3-14b": _qwen3(40, 5120, 40, 17408, False),
+    "qwen3-32b": _qwen3(64, 5120, 64, 25600, False),
+}

@@ -1,0 +1,127 @@
+"""StaticPlan: everything about one decode step that is decided before the first launch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.plan import buffers, edges, panels, tiles
+from sgl_lowlatency.plan.buffers import Buffer
+from sgl_lowlatency.plan.edges import Edge
+from sgl_lowlatency.plan.tiles import Op
+
+
+class PlanError(ValueError):
+    """No plan exists for these arguments; the message names the field and its value."""
+
+
+@dataclass(frozen=True)
+class StaticPlan:
+    """Tiles, edges, buffers and shared memory of `decode_step` for one number of rows. See make_plan.
+
+    `workspace_bytes` and the buffers' offsets depend on the geometry and the grid only: the plans of all widths share one
+    workspace.
+    """
+
+    geometry: Geometry
+    rows: int
+    grid: int  # blocks, one an SM
+    ops: tuple[Op, ...]
+    edges: tuple[Edge, ...]
+    buffers: tuple[Buffer, ...]
+    num_stages: int  # of the weight ring
+    max_panel_bytes: int  # of any op and of the attention merge
+    max_tiles_multi_panel: int  # most tiles of one block in an op of several panels; 0 when there is none
+    shared_memory_bytes: int  # of one block
+    shared_memory_limit_bytes: int
+    workspace_bytes: int
+
+    def op(self, name: str) -> Op:
+        return next(op for op in self.ops if op.name == name)
+
+    def edge(self, name: str) -> Edge:
+        return next(edge for edge in self.edges if edge.name == name)
+
+    def buffer(self, name: str) -> Buffer:
+        return next(buffer for buffer in self.buffers if buffer.name == name)
+
+    def block_weight_bytes(self) -> list[int]:
+        """Weight bytes of one layer that each block reads, [grid]."""
+        return [sum(op.tiles[block][1] * op.tile_weight_bytes for op in self.ops) for block in range(self.grid)]
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces. Equal plans have equal text."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of the canonical JSON, hex. Ranks compare it before the first launch."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def make_plan(
+    geometry: Geometry,
+    rows: int,
+    grid: int = 132,
+    shared_memory_bytes: int = 232448,
+    panel_budget_bytes: int = panels.DEFAULT_PANEL_BUDGET_BYTES,
+) -> StaticPlan:
+    """Plans a step of `rows` rows on `grid` blocks (one an SM) with that much shared memory a block.
+
+    `panel_budget_bytes`: activations kept in shared memory at a time; what is left becomes ring stages.
+    Raises PlanError when a shape is unsupported or nothing fits.
+    """
+    require_shapes(geometry, rows, grid, shared_memory_bytes)
+    shapes = tiles.op_shapes(geometry)
+    ranges = tiles.distribute(shapes, grid)
+    memory = panels.choose(
+        rows,
+        {name: k for name, (_, k) in shapes.items()},
+        {name: max(count for _, count in ranges[name]) for name in ranges},
+        geometry.head_dim,
+        shared_memory_bytes,
+        panel_budget_bytes,
+    )
+    if memory is None:
+        busiest = max(ranges, key=lambda name: max(count for _, count in ranges[name]))
+        raise PlanError(
+            f"shared_memory_bytes {shared_memory_bytes} is too little for rows {rows} on grid {grid}: no panel size leaves "
+            f"{panels.MIN_STAGES} ring stages (op {busiest} gives one block {max(c for _, c in ranges[busiest])} tiles)"
+        )
+    ops = tuple(
+        Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, sum(c > 0 for _, c in ranges[name]), ranges[name])
+        for name, (out_rows, k) in shapes.items()
+    )
+    placed, workspace_bytes = buffers.place(buffers.buffer_specs(geometry, grid))
+    return StaticPlan(
+        geometry=geometry,
+        rows=rows,
+        grid=grid,
+        ops=ops,
+        edges=edges.make_edges({op.name: op.producers for op in ops}, edges.attention_units(geometry, rows)),
+        buffers=placed,
+        num_stages=memory.num_stages,
+        max_panel_bytes=memory.max_panel_bytes,
+        max_tiles_multi_panel=memory.max_tiles_multi_panel,
+        shared_memory_bytes=memory.total_bytes,
+        shared_memory_limit_bytes=shared_memory_bytes,
+        workspace_bytes=workspace_bytes,
+    )
+
+
+def require_shapes(geometry: Geometry, rows: int, grid: int, shared_memory_bytes: int) -> None:
+    """Raises PlanError with every argument that tiles, panels and attention items cannot express."""
+    reasons = geometry.reasons()
+    if geometry.num_layers < 1:
+        reasons.append(f"num_layers {geometry.num_layers} is not positive")
+    if not 1 <= rows <= abi.MAX_ROWS:
+        reasons.append(f"rows {rows} is outside 1..{abi.MAX_ROWS}")
+    for name, value in (("grid", grid), ("shared_memory_bytes", shared_memory_bytes)):
+        if value < 1:
+            reasons.append(f"{name} {value} is not positive")
+    if reasons:
+        raise PlanError("; ".join(reasons))

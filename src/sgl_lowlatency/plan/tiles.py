@@ -1,0 +1,74 @@
+"""Weight tiles of one layer and their distribution over blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.kernels.geometry import Geometry
+
+OP_NAMES = ("qkv", "out_proj", "gate_up", "down")  # execution order; the indices are abi::OpIdx
+
+
+@dataclass(frozen=True)
+class Op:
+    """One weight matrix of a layer. `tiles[b] = (begin, count)` is the contiguous range of block b."""
+
+    name: str
+    k_extent: int  # K of the matrix
+    k_panel: int  # K elements of activations in shared memory at a time
+    num_tiles: int  # tiles of 16 output rows; gate_up: 8 gate rows and their 8 up rows
+    producers: int  # blocks that own at least one tile
+    tiles: tuple[tuple[int, int], ...]
+
+    @property
+    def num_panels(self) -> int:
+        return -(-self.k_extent // self.k_panel)
+
+    @property
+    def max_tiles(self) -> int:
+        return max(count for _, count in self.tiles)
+
+    @property
+    def tile_weight_bytes(self) -> int:
+        return abi.TILE_ROWS * self.k_extent * 2
+
+
+def op_shapes(geometry: Geometry) -> dict[str, tuple[int, int]]:
+    """(output rows, K) of every weight matrix of a layer, in execution order."""
+    heads = geometry.num_q_heads + 2 * geometry.num_kv_heads
+    return {
+        "qkv": (heads * geometry.head_dim, geometry.hidden),
+        "out_proj": (geometry.hidden, geometry.num_q_heads * geometry.head_dim),
+        "gate_up": (2 * geometry.intermediate, geometry.hidden),
+        "down": (geometry.hidden, geometry.intermediate),
+    }
+
+
+def distribute(shapes: dict[str, tuple[int, int]], grid: int) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Tile ranges [grid] of every op: floor or ceil of the mean per op, the bytes of a layer even over blocks.
+
+    The tiles beyond floor(num_tiles / grid) * grid go to the blocks with the fewest bytes so far, starting with the op of
+    the longest K, so that the surplus of one op falls on blocks that another op left out.
+    """
+    load = [0] * grid
+    surplus_of: dict[str, set[int]] = {}
+    for name in sorted(shapes, key=lambda n: (-shapes[n][1], OP_NAMES.index(n))):
+        out_rows, k_extent = shapes[name]
+        surplus = out_rows // abi.TILE_ROWS % grid
+        chosen = sorted(range(grid), key=lambda block: (load[block], block))[:surplus]
+        for block in chosen:
+            load[block] += k_extent
+        surplus_of[name] = set(chosen)
+
+    ranges: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name, (out_rows, _) in shapes.items():
+        base = out_rows // abi.TILE_ROWS // grid
+        begin = 0
+        blocks = []
+        for block in range(grid):
+            count = base + (block in surplus_of[name])
+            blocks.append((begin, count))
+            begin += count
+        ranges[name] = tuple(blocks)
+    return ranges

@@ -1,0 +1,42 @@
+"""SGLang's entry points (group sglang.srt.plugins). They run in every SGLang process: paths only, no torch.
+
+The imports are inside the functions so that loading the entry point costs nothing when its flag is not in use.
+"""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+# HF architecture -> the "module:attribute" of its spec, imported by SGLang once the flag asks for it.
+NVIDIA_SPECS = {
+    "Qwen3ForCausalLM": "sgl_lowlatency.specs.nvidia.qwen3:SPEC",
+}
+
+
+def register_nvidia() -> None:
+    """Entry point `nvidia_megakernel`: register the NVIDIA specs.
+
+    With SGL_LOWLATENCY_EMULATE=1 it also makes a host without a GPU look like one to SGLang's checks.
+    Raises ValueError on a bad SGL_LOWLATENCY_* variable; SGLang logs it as "Failed to execute general plugin".
+    """
+    from sglang.kernels.plugin_kernels.nvidia.spec import register
+
+    from sgl_lowlatency import config
+
+    emulate = config.get().emulate
+    for architecture, path in NVIDIA_SPECS.items():
+        register(architecture=architecture, path=path)
+    if emulate:
+        from sgl_lowlatency.runtime import emulated_device
+
+        emulated_device.install()
+
+
+def register_amd() -> None:
+    """Entry point `amd_monokernel`. This release has no AMD kernels and registers nothing.
+
+    SGLang then refuses --enable-amd-monokernel on every model by its own "no ... spec is registered" message.
+    """
+    logger.debug("sgl-lowlatency has no AMD kernels in this release: no monokernel spec is registered")

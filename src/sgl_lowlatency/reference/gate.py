@@ -1,0 +1,109 @@
+"""The numerics gate: ours may be at most twice as far from the oracle as SGLang's own bf16 path is, per output.
+
+Two distances: relative L2, and the largest absolute difference. The largest of few differences is small by luck, so the
+standard path's counts as at least LUCK standard deviations of its differences; a wrong element is off by hundreds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sgl_lowlatency.reference.step import StepOutputs
+
+DEFAULT_FACTOR = 2.0
+LUCK = 8.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One output's errors against the oracle: relative L2 and largest absolute, ours and the standard path's."""
+
+    output: str
+    ours_rel_l2: float
+    standard_rel_l2: float
+    ours_max_abs: float
+    standard_max_abs: float
+    standard_rms: float  # root mean square of the standard path's differences
+    num_not_finite: int  # elements of ours that are NaN or infinite: poison left unwritten, or a NaN computed
+    factor: float
+
+    @property
+    def ratio(self) -> float:
+        """The larger of the two error ratios, ours over standard; infinite when an element of ours is not finite."""
+        if self.num_not_finite:
+            return float("inf")
+        return max(
+            _ratio(self.ours_rel_l2, self.standard_rel_l2),
+            _ratio(self.ours_max_abs, max(self.standard_max_abs, LUCK * self.standard_rms)),
+        )
+
+    @property
+    def passed(self) -> bool:
+        return self.ratio <= self.factor
+
+    def __str__(self) -> str:
+        text = (
+            f"{'ok  ' if self.passed else 'MISS'} {self.output}: rel L2 {self.ours_rel_l2:.3e} (standard {self.standard_rel_l2:.3e}), "
+            f"max abs {self.ours_max_abs:.3e} (standard {self.standard_max_abs:.3e}), ratio {self.ratio:.2f} of {self.factor:g}"
+        )
+        return text + (f", {self.num_not_finite} elements not finite" if self.num_not_finite else "")
+
+
+@dataclass(frozen=True)
+class GateReport:
+    figures: tuple[Figure, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(figure.passed for figure in self.figures)
+
+    @property
+    def misses(self) -> tuple[Figure, ...]:
+        return tuple(figure for figure in self.figures if not figure.passed)
+
+    @property
+    def worst_ratio(self) -> float:
+        return max(figure.ratio for figure in self.figures)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.figures))
+
+
+def _ratio(ours: float, standard: float) -> float:
+    if ours == 0.0:
+        return 0.0
+    return ours / standard if standard > 0.0 else float("inf")
+
+
+def _errors(x: torch.Tensor, oracle: torch.Tensor) -> tuple[float, float, float]:
+    """(relative L2, largest absolute, root mean square) of the difference."""
+    difference = x.double() - oracle.double()
+    norm = float(oracle.double().norm())
+    l2 = float(difference.norm())
+    return l2 / norm if norm > 0.0 else l2, float(difference.abs().max()), l2 / difference.numel() ** 0.5
+
+
+def figure(output: str, ours: torch.Tensor, standard: torch.Tensor, oracle: torch.Tensor, factor: float = DEFAULT_FACTOR) -> Figure:
+    """Compares one output. All three have one shape. Raises ValueError for other shapes or an oracle that is not finite."""
+    if not ours.shape == standard.shape == oracle.shape:
+        raise ValueError(f"{output}: shapes {list(ours.shape)}, {list(standard.shape)}, {list(oracle.shape)} differ")
+    for name, tensor in (("oracle", oracle), ("standard path", standard)):
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{output}: the {name} is not finite, nothing can be compared with it")
+    ours_rel_l2, ours_max_abs, _ = _errors(ours, oracle)
+    standard_rel_l2, standard_max_abs, standard_rms = _errors(standard, oracle)
+    num_not_finite = int((~ours.isfinite()).sum())
+    return Figure(output, ours_rel_l2, standard_rel_l2, ours_max_abs, standard_max_abs, standard_rms, num_not_finite, factor)
+
+
+def compare(ours: StepOutputs, standard: StepOutputs, oracle: StepOutputs, factor: float = DEFAULT_FACTOR) -> GateReport:
+    """The gate of a step: hidden, the KV rows of every layer, and logits when all three have them."""
+    figures = [figure("hidden", ours.hidden, standard.hidden, oracle.hidden, factor)]
+    for name in ("k_rows", "v_rows"):
+        triples = zip(getattr(ours, name), getattr(standard, name), getattr(oracle, name), strict=True)
+        figures += [figure(f"{name}[{layer}]", *tensors, factor) for layer, tensors in enumerate(triples)]
+    if ours.logits is not None and standard.logits is not None and oracle.logits is not None:
+        figures.append(figure("logits", ours.logits, standard.logits, oracle.logits, factor))
+    return GateReport(tuple(figures))

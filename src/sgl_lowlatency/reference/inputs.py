@@ -1,0 +1,124 @@
+"""Real-scale random weights and steps: activations of order one, scattered pages, unequal lengths, poison where nothing
+may be read."""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.reference.step import StepInputs
+
+ROPE_THETA = 1_000_000.0
+QK_NORM_MEAN = 1.5  # spreads attention scores by about 2: softmax then depends on which tokens it saw, as in a real model
+SINK_SCALE = 2.5  # the first token's keys are this much longer: some heads attend to it strongly, as in a real model
+
+
+def cos_sin_table(max_position: int, head_dim: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """float32 [max_position, head_dim], cos half | sin half, as SGLang's rotary_emb.cos_sin_cache."""
+    inverse = 1.0 / ROPE_THETA ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angles = torch.arange(max_position, dtype=torch.float32)[:, None] * inverse
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
+
+
+def random_weights(geometry: Geometry, seed: int, device: torch.device | str = "cpu") -> DecodeStepWeights:
+    """bf16 weights whose products keep activations of order one: std 1/sqrt(K), norm weights spread around their mean."""
+    g = geometry
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*shape: int, mean: float = 0.0, std: float) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator, device=device) * std + mean).bfloat16()
+
+    def matrix(out_rows: int, k_extent: int) -> torch.Tensor:
+        return normal(out_rows, k_extent, std=k_extent**-0.5)
+
+    q_size = g.num_q_heads * g.head_dim
+    layers = [
+        LayerTensors(
+            input_norm=normal(g.hidden, mean=1.0, std=0.2),
+            qkv=matrix(q_size + 2 * g.num_kv_heads * g.head_dim, g.hidden),
+            q_norm=normal(g.head_dim, mean=QK_NORM_MEAN, std=0.2),
+            k_norm=normal(g.head_dim, mean=QK_NORM_MEAN, std=0.2),
+            out_proj=matrix(g.hidden, q_size),
+            post_norm=normal(g.hidden, mean=1.0, std=0.2),
+            gate_up=matrix(2 * g.intermediate, g.hidden),
+            down=matrix(g.hidden, g.intermediate),
+        )
+        for _ in range(g.num_layers)
+    ]
+    return DecodeStepWeights(
+        embedding=normal(g.vocab, g.hidden, std=1.0),
+        final_norm=normal(g.hidden, mean=1.0, std=0.2),
+        cos_sin=cos_sin_table(g.max_position, g.head_dim, device),
+        layers=layers,
+    )
+
+
+def random_step(
+    geometry: Geometry,
+    lengths: list[int],
+    seed: int,
+    device: torch.device | str = "cpu",
+    page_size: int = 1,
+    num_padded: int = 0,
+) -> StepInputs:
+    """A decode step of rows with these lengths (new token included, at least 1), then `num_padded` rows as graphs pad them.
+
+    Pages are scattered over the pool and request rows over req_to_token. Every slot that holds no old token is NaN: unused
+    pages, the rest of a last page, the new tokens' own slots. What req_to_token holds beyond a length names such a slot.
+    Padded rows: token 0, position 0, length 1, request row 0, slot 0 (the padding slot, zeros).
+    """
+    g = geometry
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    pages_of = [-(-length // page_size) for length in lengths]
+    num_pages = 1 + sum(pages_of) + 2  # page 0 is padding; two stay unused
+    scattered = 1 + torch.randperm(num_pages - 1, generator=generator)
+    unused_slot = int(scattered[-1]) * page_size
+    num_requests = 2 * len(lengths) + 1
+    requests = 1 + torch.randperm(num_requests - 1, generator=generator)[: len(lengths)]
+    req_to_token = torch.full((num_requests, max(lengths, default=1) + 8), unused_slot, dtype=torch.int32)
+    req_to_token[0] = 0
+    first_page, old_slots, first_slots, new_slots = 0, [], [], []
+    for row, length in enumerate(lengths):
+        pages = scattered[first_page : first_page + pages_of[row]]
+        first_page += pages_of[row]
+        slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()[:length]
+        req_to_token[requests[row], :length] = slots.int()
+        old_slots.append(slots[:-1])
+        new_slots.append(slots[-1:])
+        if length > 1:
+            first_slots.append(slots[:1])
+    padding = torch.zeros(num_padded, dtype=torch.int64)
+    positions = torch.tensor([length - 1 for length in lengths], dtype=torch.int64)
+    k_buffers, v_buffers = _random_pool(
+        g, num_pages * page_size, torch.cat([torch.zeros(1, dtype=torch.int64), *old_slots]),
+        torch.cat([torch.zeros(0, dtype=torch.int64), *first_slots]), seed, device,
+    )
+    ids = torch.randint(0, g.vocab, (len(lengths),), generator=generator)
+    return StepInputs(
+        input_ids=torch.cat((ids, padding)).to(device),
+        positions=torch.cat((positions, padding)).to(device),
+        seq_lens=torch.cat((positions + 1, padding + 1)).to(device),
+        req_pool_indices=torch.cat((requests, padding)).to(device),
+        out_cache_loc=torch.cat((*new_slots, padding)).to(device),
+        req_to_token=req_to_token.to(device),
+        k_buffers=k_buffers,
+        v_buffers=v_buffers,
+    )
+
+
+def _random_pool(
+    g: Geometry, num_slots: int, filled: torch.Tensor, sinks: torch.Tensor, seed: int, device: torch.device | str
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """K and V of every layer: normed keys as long as k_norm makes them and values of order one in `filled`, else NaN."""
+    generator = torch.Generator(device=device).manual_seed(seed + 1)
+    shape = (filled.numel(), g.num_kv_heads, g.head_dim)
+    k_buffers, v_buffers = [], []
+    for _ in range(g.num_layers):
+        for buffers, scale in ((k_buffers, QK_NORM_MEAN), (v_buffers, 1.0)):
+            pool = torch.full((num_slots, g.num_kv_heads, g.head_dim), float("nan"), dtype=torch.bfloat16, device=device)
+            pool[filled.to(device)] = (torch.randn(shape, generator=generator, device=device) * scale).bfloat16()
+            pool[0] = 0.0
+            buffers.append(pool)
+        k_buffers[-1][sinks.to(device)] *= SINK_SCALE
+    return k_buffers, v_buffers

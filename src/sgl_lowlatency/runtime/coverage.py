@@ -1,0 +1,133 @@
+"""How many steps our kernel ran, and why the others ran SGLang's forward.
+
+Executed steps are counted on the device, because the replay of a CUDA graph calls no Python. Fallbacks are counted in
+`plan`, which runs for every eager forward. What neither sees is the replay of a standard decode graph: a captured batch size
+that `plan` declined. SGLang names those sizes once, at the end of the capture.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import multiprocessing.util
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+PREFILL = "prefill"
+WARN_AFTER_FALLBACKS = 16  # decode steps in a row without one of ours: the server has no coverage
+METRICS_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class CoverageCounts:
+    """executed: our steps by rows, self-check and warm-up left out. fallbacks: SGLang's eager forwards by reason."""
+
+    executed: dict[int, int]
+    fallbacks: dict[str, int]
+
+    def __str__(self) -> str:
+        rows = ", ".join(f"{rows} rows: {count}" for rows, count in sorted(self.executed.items()) if count)
+        ours = sum(self.executed.values())
+        text = f"decode_step ran {ours} steps" + (f" ({rows})" if rows else "")
+        why = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.fallbacks.items()))
+        return f"{text}; SGLang's forward ran {sum(self.fallbacks.values())} eager steps" + (f" ({why})" if why else "")
+
+
+class Coverage:
+    """Counts of one process. `executed` reads the device's counters: completed launches by rows, all of them."""
+
+    def __init__(self, executed: Callable[[], dict[int, int]]):
+        self._executed = executed
+        self._discounted: collections.Counter[int] = collections.Counter()
+        self._fallbacks: collections.Counter[str] = collections.Counter()
+        self._unserved = 0
+        self._warned = False
+        self._logged: CoverageCounts | None = None
+
+    def counts(self) -> CoverageCounts:
+        executed = {rows: max(0, n - self._discounted[rows]) for rows, n in self._executed().items()}
+        return CoverageCounts(executed=executed, fallbacks=dict(self._fallbacks))
+
+    def discount(self, rows: int, num_steps: int) -> None:
+        """Leaves `num_steps` launches of `rows` rows out of the counts: they served nobody."""
+        self._discounted[rows] += num_steps
+
+    def count_fallback(self, reason: str) -> None:
+        """One forward that runs SGLang's own code; the first WARN_AFTER_FALLBACKS decode steps of them are worth a warning."""
+        self._fallbacks[reason] += 1
+        if reason == PREFILL or self._warned:
+            return
+        self._unserved += 1
+        if self._unserved < WARN_AFTER_FALLBACKS:
+            return
+        self._warned = True
+        if sum(self.counts().executed.values()) == 0:
+            why = "; ".join(f"{reason}: {n}" for reason, n in self._fallbacks.most_common() if reason != PREFILL)
+            logger.warning(
+                "sgl-lowlatency: none of the first %d decode steps ran decode_step (%s)", self._unserved, why
+            )
+
+    def log(self) -> None:
+        """Logs the counts unless they are the ones logged last."""
+        counts = self.counts()
+        if counts != self._logged:
+            self._logged = counts
+            logger.info("sgl-lowlatency coverage: %s", counts)
+
+    def start_reporting(self, interval_s: float, with_metrics: bool) -> None:
+        """A line at exit, one on SIGUSR1, one every `interval_s` seconds (0: none), and Prometheus counters on request."""
+        multiprocessing.util.Finalize(None, self.log, exitpriority=10)
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, lambda _signum, _frame: self.log())
+        if interval_s > 0:
+            _every(interval_s, self.log, "sgl-lowlatency-coverage")
+        if with_metrics:
+            metrics = CoverageMetrics()
+            _every(METRICS_INTERVAL_S, lambda: metrics.update(self.counts()), "sgl-lowlatency-metrics")
+
+
+class CoverageMetrics:
+    """Prometheus counters beside SGLang's; multi-process safe, because prometheus_client sums counters over processes."""
+
+    def __init__(self, registry: Any = None):
+        # imported here: prometheus_client reads PROMETHEUS_MULTIPROC_DIR, which SGLang sets, at import
+        import prometheus_client
+
+        extra = {} if registry is None else {"registry": registry}
+        self._steps = prometheus_client.Counter(
+            "sgl_lowlatency:decode_steps", "Decode steps run by decode_step.", ["rows"], **extra
+        )
+        self._fallbacks = prometheus_client.Counter(
+            "sgl_lowlatency:fallback_steps", "Eager steps run by SGLang's own forward.", ["reason"], **extra
+        )
+        self._last = CoverageCounts({}, {})
+
+    def update(self, counts: CoverageCounts) -> None:
+        """Adds what `counts` has gained since the last call."""
+        for rows, count in counts.executed.items():
+            gained = count - self._last.executed.get(rows, 0)
+            if gained > 0:
+                self._steps.labels(rows=str(rows)).inc(gained)
+        for reason, count in counts.fallbacks.items():
+            gained = count - self._last.fallbacks.get(reason, 0)
+            if gained > 0:
+                self._fallbacks.labels(reason=reason).inc(gained)
+        self._last = counts
+
+
+def _every(interval_s: float, action: Callable[[], None], name: str) -> None:
+    stop = threading.Event()
+
+    def loop() -> None:
+        while not stop.wait(interval_s):
+            action()
+
+    thread = threading.Thread(target=loop, name=name, daemon=True)
+    thread.start()
+    # before the interpreter takes logging and the counters' memory apart
+    multiprocessing.util.Finalize(None, stop.set, exitpriority=20)

@@ -1,0 +1,139 @@
+"""The BuiltMegakernel SGLang installs: decides a step on the host, runs it on the current stream, hands over to the LM head."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.kernels.plugin_kernels.nvidia.spec import Step
+
+from sgl_lowlatency import config
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.runtime import sglang_state
+from sgl_lowlatency.runtime.coverage import Coverage
+from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
+from sgl_lowlatency.runtime.fault_watch import FaultWatch
+from sgl_lowlatency.runtime.self_check import SelfCheck
+
+if TYPE_CHECKING:
+    from sgl_lowlatency.kernels.decode_step import DecodeStep
+    from sgl_lowlatency.plan.static_plan import StaticPlan
+
+logger = logging.getLogger(__name__)
+
+
+class NvidiaStep:
+    """`decode_step` from the embedding to the final norm, then the model's own logits processor.
+
+    widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from SGLang's forward thread.
+    """
+
+    draft_sampler = None
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        geometry: Geometry,
+        step: DecodeStep,
+        plans: Mapping[int, StaticPlan],
+        tolerances: Mapping[str, float],
+        device_name: str,
+    ):
+        self.widths = tuple(sorted(plans))
+        self._model, self._geometry, self._step, self._plans = model, geometry, step, plans
+        self._device_name = device_name
+        # modules that a step of ours does not call; the logits processor and the LM head are called as ever
+        self._replaced = [("model." + name if name else "model", module) for name, module in model.model.named_modules()]
+        self._kv: sglang_state.KvState | None = None
+        self._checked: set[int] = set()
+        self._self_check = SelfCheck(model, geometry, tolerances) if config.get().self_check else None
+        if self._self_check is None:
+            logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: decode_step serves without being compared to SGLang's forward")
+        self.coverage = Coverage(step.executed)
+        self.coverage.start_reporting(config.get().log_coverage_s, sglang_state.metrics_enabled())
+        FaultWatch(step.fault, step.acknowledge_fault).start()
+
+    def summary(self) -> str:
+        """What was built, for SGLang's startup line."""
+        g, widest = self._geometry, self._plans[self.widths[-1]]
+        return (
+            f"decode_step for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
+            f"{g.head_dim}, intermediate {g.intermediate}; {widest.grid} blocks on {self._device_name}; "
+            f"plan {widest.hash[:12]}"
+        )
+
+    def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Step | None:
+        """The step of `forward_batch`, or None for SGLang's forward, with the reason counted. Reads host state only."""
+        reason = fallback_reason(self.widths, input_ids, forward_batch, *args, **kwargs) or self._model_reason()
+        if reason is not None:
+            if not sglang_state.capturing_graphs():
+                self.coverage.count_fallback(reason)
+            return None
+        return Step(mode="decode", rows=int(forward_batch.batch_size))
+
+    def _model_reason(self) -> str | None:
+        if self._model.capture_aux_hidden_states:
+            return "auxiliary hidden states are captured"
+        hooked = hooked_module(self._replaced)
+        return None if hooked is None else f"a forward hook on {hooked}"
+
+    def forward(
+        self,
+        step: Step,
+        original: Callable[..., Any],
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs `step` in place of `original` and returns the LogitsProcessorOutput it would.
+
+        Raises RuntimeError when the pools cannot be read or the self-check of this width fails: the server must not serve.
+        """
+        if self._kv is None:
+            self._kv = sglang_state.read_kv_state(step.view, self._geometry)
+            self._step.attach_kv(self._kv.k, self._kv.v, self._kv.req_to_token)
+        if step.rows not in self._checked:
+            self._check(step, original, forward_batch)
+        if sglang_state.capturing_graphs() and not torch.cuda.is_current_stream_capturing():
+            self.coverage.discount(step.rows, 1)  # a warm-up run; a captured launch counts when its graph is replayed
+        return self._run(input_ids, positions, forward_batch)
+
+    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:
+        rows = forward_batch.batch_size
+        # A fresh tensor each call: the caching allocator hands its memory out again only to later work of this stream,
+        # and under capture it lives in the graph's pool, so a hidden state that SGLang keeps is never overwritten.
+        hidden = torch.empty((rows, self._geometry.hidden), dtype=torch.bfloat16, device=input_ids.device)
+        stream = torch.cuda.current_stream(hidden.device).cuda_stream if hidden.is_cuda else 0
+        self._step.launch(
+            rows,
+            input_ids,
+            positions,
+            forward_batch.seq_lens,
+            forward_batch.req_pool_indices,
+            forward_batch.out_cache_loc,
+            hidden,
+            stream,
+        )
+        return self._model.logits_processor(input_ids, hidden, self._model.lm_head, forward_batch, None)
+
+    def _check(self, step: Step, original: Callable[..., Any], forward_batch: Any) -> None:
+        rows = step.rows
+        if self._self_check is not None:
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"decode_step: {rows} rows are being captured before their self-check ran")
+            if sglang_state.backs_only_padding(step.view):
+                raise RuntimeError(
+                    "decode_step: the self-check needs KV memory, which SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1 provides "
+                    "only after the decode graphs are captured; unset it"
+                )
+            report = self._self_check.run(original, self._run, forward_batch, self._kv)
+            self.coverage.discount(rows, report.num_batches)
+            logger.info("decode_step self-check: %s", report)
+            if report.misses:
+                raise RuntimeError(f"decode_step self-check failed, the server is refused: {report}")
+        self._checked.add(rows)

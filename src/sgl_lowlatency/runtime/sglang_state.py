@@ -1,0 +1,141 @@
+"""The one module that reads SGLang's pools, metadata and batches, so that a change upstream breaks one file.
+
+Used of SGLang 0.5.23: `ForwardView.kv_pool.pool` (`get_kv_buffer`, `page_size`, `post_capture_active`); the attention
+backend of `forward_context.get_attn_backend()` (`init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
+`req_to_token_pool.req_to_token`); the ForwardBatch fields that `decode_batch` names; `capture_mode.is_capture_mode`;
+`runtime_context.get_observability().enable_metrics`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from sgl_lowlatency.kernels.geometry import Geometry
+
+
+@dataclasses.dataclass(frozen=True)
+class KvState:
+    """SGLang's KV memory.
+
+    k, v: per layer [num_slots, num_kv_heads, head_dim] bf16; slots below `page_size` are padding.
+    req_to_token: [request rows, context] int32, the slot of every token of a request; row 0 is padding.
+    """
+
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+    req_to_token: torch.Tensor
+    page_size: int
+
+    @property
+    def num_slots(self) -> int:
+        return self.k[0].shape[0]
+
+
+def read_kv_state(view: Any, geometry: Geometry) -> KvState:
+    """The pools of the running forward. Raises RuntimeError naming what is not laid out as decode_step reads it."""
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    pool = view.kv_pool.pool
+    req_to_token = get_attn_backend().req_to_token_pool.req_to_token
+    buffers = [pool.get_kv_buffer(layer) for layer in range(geometry.num_layers)]
+    k, v = [pair[0] for pair in buffers], [pair[1] for pair in buffers]
+    row_shape, first = (geometry.num_kv_heads, geometry.head_dim), k[0]
+    wrong = []
+    for layer, pair in enumerate(buffers):
+        for name, tensor in zip("kv", pair):
+            if tuple(tensor.shape[1:]) != row_shape or tensor.dtype != torch.bfloat16:
+                wrong.append(f"{name} of layer {layer} is {tuple(tensor.shape)} {tensor.dtype}, not [slots, {row_shape}] bf16")
+            elif tensor.shape[0] != first.shape[0] or tensor.stride() != first.stride():
+                wrong.append(f"{name} of layer {layer} is laid out unlike k of layer 0")
+            elif tensor.stride()[1:] != (geometry.head_dim, 1):
+                wrong.append(f"{name} of layer {layer} has strides {tensor.stride()}: a slot is not contiguous")
+    if req_to_token.dtype != torch.int32 or req_to_token.dim() != 2 or req_to_token.stride(1) != 1:
+        wrong.append(f"req_to_token is {tuple(req_to_token.shape)} {req_to_token.dtype}, not [requests, context] int32")
+    if wrong:
+        raise RuntimeError("decode_step cannot read SGLang's KV pool:\n  - " + "\n  - ".join(wrong))
+    return KvState(k=k, v=v, req_to_token=req_to_token, page_size=int(pool.page_size))
+
+
+def backs_only_padding(view: Any) -> bool:
+    """Whether only the padding page of the KV pool has memory behind it (post-capture KV sizing, before it ends)."""
+    return bool(getattr(view.kv_pool.pool, "post_capture_active", False))
+
+
+@contextlib.contextmanager
+def attention_metadata_kept() -> Iterator[None]:
+    """Lets the body plan the attention backend for batches of its own; puts the running forward's metadata back."""
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    backend = get_attn_backend()
+    kept = dict(vars(backend))
+    try:
+        yield
+    finally:
+        for name in vars(backend).keys() - kept.keys():
+            delattr(backend, name)
+        vars(backend).update(kept)
+
+
+def plan_attention(forward_batch: Any) -> None:
+    """Plans the running forward's attention backend for `forward_batch`, whose out_cache_loc are the slots as they are."""
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    backend = get_attn_backend()
+    if backend.kv_index_translator is not None:
+        backend.kv_index_translator.bind_runner_slots(forward_batch)
+    backend.init_forward_metadata(forward_batch)
+
+
+def decode_batch(
+    template: Any,
+    *,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+) -> Any:
+    """A decode ForwardBatch with the given int64 [rows] tensors, everything else as in `template`, outputs unbound."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    return dataclasses.replace(
+        template,
+        batch_size=input_ids.shape[0],
+        input_ids=input_ids,
+        positions=positions,
+        seq_lens=seq_lens,
+        seq_lens_cpu=seq_lens.cpu(),
+        seq_lens_sum=int(seq_lens.sum()),
+        orig_seq_lens=seq_lens,
+        req_pool_indices=req_pool_indices,
+        req_pool_indices_cpu=None,
+        out_cache_loc=out_cache_loc,
+        out_cache_loc_virtual=None,
+        kv_loc_plan=None,
+        kv_loc_cols=None,
+        residual_stream=None,
+        return_logprob=False,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+        next_token_logits_buffer=None,
+        aux_hidden_states_buffer=None,
+        forward_metadata_ready=False,
+    )
+
+
+def capturing_graphs() -> bool:
+    """Whether SGLang is capturing its graphs: the eager warm-up runs before each capture included, replays not."""
+    from sglang.srt.model_executor.runner_utils import capture_mode
+
+    return capture_mode.is_capture_mode
+
+
+def metrics_enabled() -> bool:
+    """Whether this server exports Prometheus metrics (--enable-metrics)."""
+    from sglang.srt.runtime_context import get_observability
+
+    return bool(get_observability().enable_metrics)

@@ -1,0 +1,1 @@
+"""What each model needs from SGLang, declared in SGLang's own contract objects."""

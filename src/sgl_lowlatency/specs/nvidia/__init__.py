@@ -1,0 +1,1 @@
+"""MegakernelSpec objects, one module per model family."""

@@ -1,0 +1,87 @@
+"""The spec of the Qwen3 dense family on NVIDIA: every geometry, TP1, bf16, decode steps of 1 to 16 rows.
+
+What it accepts and why (read from sglang 0.5.23):
+- attention_backend: the kernel reads req_to_token and the K and V arrays of MHATokenToKVPool itself. Every backend below
+  uses that pool in its plain [slots, heads, channels] layout; a backend in no list has not been looked at.
+- page_size: req_to_token holds slot ids, not page ids, for any page size, and a slot's row does not depend on the page
+  size. The listed sizes are the ones the backends offer and the tests run.
+- kv_cache_dtype: "auto" is the model's dtype, bf16, unless a quantized checkpoint says otherwise (refused).
+- features: none. The kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE); it applies no LoRA; steps it
+  does not cover run SGLang's forward, but KV that arrives or leaves beside a step (PD_DISAGGREGATION, KV_OFFLOAD,
+  MEMORY_RELEASE, CPU_OFFLOAD) and torch-compiled decode have not been tested under it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.kernels.plugin_kernels.nvidia.spec import (
+    MEGAKERNEL_API_VERSION,
+    BuildContext,
+    BuiltMegakernel,
+    MegakernelSpec,
+    Numerics,
+    NumericsKind,
+    Requirements,
+)
+
+from sgl_lowlatency import config
+from sgl_lowlatency.guard.config import config_disable_reasons
+from sgl_lowlatency.guard.device import installation_reasons
+from sgl_lowlatency.guard.model import qwen3_disable_reasons
+
+NAME = "sgl_lowlatency decode_step (Qwen3 dense)"
+MAX_ROWS = 16
+ATTENTION_BACKENDS = frozenset({"fa3", "fa4", "flashinfer", "triton", "trtllm_mha", "torch_native"})
+PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
+
+# Largest ||ours - SGLang's|| / ||SGLang's|| of any row that the self-check lets a step serve with. Both paths round to bf16
+# at every operation and differ in the order of sums. Measured on the self-check's inputs with random weights: logits and KV
+# rows 0.01 apart after 2 layers, 0.03 after 12, 0.06 after 36; the first layer's KV rows 0.005. A wrong page, mask, head,
+# norm or rope angle moves logits or KV rows by 0.25 and more.
+LOGITS_RELATIVE_L2 = 0.12  # over next_token_logits
+KV_RELATIVE_L2 = 0.12  # over the K and V rows that the step wrote, any layer
+FIRST_LAYER_KV_RELATIVE_L2 = 0.012  # over those of the first layer
+TOLERANCES = {
+    "logits.relative_l2": LOGITS_RELATIVE_L2,
+    "kv.relative_l2": KV_RELATIVE_L2,
+    "first_layer_kv.relative_l2": FIRST_LAYER_KV_RELATIVE_L2,
+}
+
+
+def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
+    from sglang.srt.kernel_plugins.nvidia.binding import device_isa
+
+    emulate = config.get().emulate
+    return config_disable_reasons(cfg, hf_config, emulate=emulate) + installation_reasons(device_isa(), emulate=emulate)
+
+
+def _build(model: Any, hf_config: Any, context: BuildContext) -> BuiltMegakernel:
+    from sgl_lowlatency.build.assemble import build_qwen3
+
+    return build_qwen3(model, hf_config, context, tolerances=TOLERANCES)
+
+
+SPEC = MegakernelSpec(
+    name=NAME,
+    requires=Requirements(
+        isas=frozenset({"sm_90", "sm_100", "sm_103"}),
+        tp_sizes=frozenset({1}),
+        dtypes=frozenset({"bfloat16"}),
+        decode_graph_backends=frozenset({"full", "disabled"}),
+        server_args={
+            "attention_backend": ATTENTION_BACKENDS,
+            "page_size": PAGE_SIZES,
+            "kv_cache_dtype": frozenset({"auto", "bf16", "bfloat16"}),
+        },
+        # HND interleaves the pool's heads and pages; post-capture sizing leaves the pool unbacked during the self-check.
+        env={"SGLANG_USE_HND_KVCACHE": False, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": False},
+    ),
+    features=frozenset(),
+    numerics=Numerics(NumericsKind.TOLERANCE, TOLERANCES),
+    max_rows=MAX_ROWS,
+    build=_build,
+    api_version=MEGAKERNEL_API_VERSION,
+    model_disable_reasons=qwen3_disable_reasons,
+    config_disable_reasons=_config_disable_reasons,
+)

@@ -1,0 +1,58 @@
+"""The entry points as SGLang finds and runs them."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+from sglang.kernels.plugin_kernels.nvidia.spec import ENTRY_POINT, MegakernelSpec, find_spec, registered_architectures
+
+from sgl_lowlatency import plugin
+
+
+def test_the_installed_entry_points_are_sglangs():
+    points = {point.name: point.value for point in entry_points(group="sglang.srt.plugins")}
+    assert points[ENTRY_POINT] == "sgl_lowlatency.plugin:register_nvidia"
+    assert points["amd_monokernel"] == "sgl_lowlatency.plugin:register_amd"
+
+
+def test_every_registered_path_is_a_spec_of_this_api_version():
+    plugin.register_nvidia()
+    assert set(plugin.NVIDIA_SPECS) <= set(registered_architectures())
+    for architecture in plugin.NVIDIA_SPECS:
+        spec, why = find_spec(architectures=[architecture], isa="sm_90")
+        assert why == "" and isinstance(spec, MegakernelSpec)
+
+
+def test_registering_twice_is_harmless():
+    plugin.register_nvidia()
+    before = registered_architectures()
+    plugin.register_nvidia()
+    assert registered_architectures() == before
+
+
+REGISTER = """
+import sys
+from sgl_lowlatency import plugin
+assert not {"torch", "sglang"} & set(sys.modules), "loading the entry points imports them"
+import sglang.kernels.plugin_kernels.nvidia.spec as contract  # SGLang's own; its package imports torch
+before = set(sys.modules)
+plugin.register_nvidia()
+plugin.register_amd()
+print(contract.registered_architectures(), sorted(set(sys.modules) - before))
+"""
+
+
+def test_registering_imports_nothing_but_the_configuration():
+    """In a fresh process, as every SGLang process does it: paths only, neither the specs nor torch."""
+    done = subprocess.run([sys.executable, "-c", REGISTER], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "['Qwen3ForCausalLM'] ['sgl_lowlatency.config']\n"), done.stderr
+
+
+def test_amd_registers_nothing_and_sglang_says_so():
+    from sglang.kernels.plugin_kernels.amd.spec import find_spec as find_amd_spec
+    from sglang.kernels.plugin_kernels.amd.spec import spec_registered
+
+    plugin.register_amd()
+    assert not spec_registered(backend="amd", architectures=["Qwen3ForCausalLM"])
+    spec, why = find_amd_spec(backend="amd", architectures=["Qwen3ForCausalLM"], isa="gfx950")
+    assert spec is None and "amd" in why

@@ -1,0 +1,105 @@
+"""Cases, runs and checks of `decode_step` that the emulated tests and the GPU tests share."""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights, EmulationOptions
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.plan.static_plan import make_plan
+from sgl_lowlatency.plan.validate import validate
+from sgl_lowlatency.reference import qwen3_decode, standard_path
+from sgl_lowlatency.reference.gate import GateReport, compare
+from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
+
+ROWS = (1, 2, 3, 5, 8, 16)
+CONTEXTS = (1, 63, 64, 65, 1000, 8000)
+MIXED = (  # lengths that meet item, page and tile edges beside one another
+    [1, 64, 65],
+    [1000, 1, 63, 64, 65],
+    [17, 1, 128, 129, 1000, 63, 2, 64],
+    [65, 1, 300, 64, 2, 63, 100, 31, 32, 33, 15, 16, 17, 1, 127, 128],
+)
+
+
+class Runner:
+    """A DecodeStep with its plans, launched on copies of the inputs with every output poisoned first."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        weights: DecodeStepWeights,
+        rows: tuple[int, ...],
+        grid: int,
+        shared_memory_bytes: int = 232448,
+        panel_budget_bytes: int = 64 * 1024,
+        deadline_s: float = 5.0,
+        emulation: EmulationOptions | None = None,
+    ):
+        self.geometry, self.weights = geometry, weights
+        self.device = weights.embedding.device
+        self.plans = {r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes) for r in rows}
+        for plan in self.plans.values():
+            assert validate(plan) == []
+        self.kernel = DecodeStep(geometry, self.plans, weights, self.device, deadline_s, emulation=emulation)
+
+    def attach(self, inputs: StepInputs) -> None:
+        self.kernel.attach_kv(inputs.k_buffers, inputs.v_buffers, inputs.req_to_token)
+
+    def launch(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
+        stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
+        self.kernel.launch(
+            inputs.rows, inputs.input_ids, inputs.positions, inputs.seq_lens, inputs.req_pool_indices, inputs.out_cache_loc,
+            hidden, stream=stream,
+        )
+
+    def run(self, inputs: StepInputs) -> StepOutputs:
+        """One step on a copy; checks that of the KV pool only the new tokens' rows changed."""
+        used = inputs.clone()
+        self.attach(used)
+        hidden = torch.full((inputs.rows, self.geometry.hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
+        self.launch(used, hidden)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        assert_pool_untouched(inputs, used)
+        return StepOutputs(hidden, *read_kv_rows(used))
+
+
+def assert_pool_untouched(before: StepInputs, after: StepInputs) -> None:
+    """Bitwise, every KV row but those at out_cache_loc, NaN included."""
+    num_slots = before.k_buffers[0].shape[0]
+    others = torch.ones(num_slots, dtype=torch.bool, device=before.out_cache_loc.device)
+    others[before.out_cache_loc] = False
+    for kind in ("k_buffers", "v_buffers"):
+        for layer, (old, new) in enumerate(zip(getattr(before, kind), getattr(after, kind), strict=True)):
+            assert torch.equal(old.view(torch.int16)[others], new.view(torch.int16)[others]), f"{kind}[{layer}]: a foreign KV row changed"
+
+
+def gate(
+    geometry: Geometry, weights: DecodeStepWeights, steps: list[StepInputs], ours: list[StepOutputs], rows: int | None = None
+) -> GateReport:
+    """Our outputs against the float64 oracle, with SGLang's rounding as the measure; the rows of all steps together.
+
+    rows: compare only the first rows of each step.
+    """
+    arms = [
+        ours,
+        [standard_path.decode_step(geometry, weights, step) for step in steps],
+        [qwen3_decode.decode_step(geometry, weights, step, torch.float64) for step in steps],
+    ]
+    return compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
+
+
+def first_rows(outputs: StepOutputs, rows: int | None) -> StepOutputs:
+    return StepOutputs(outputs.hidden[:rows], outputs.k_rows[:, :rows], outputs.v_rows[:, :rows])
+
+
+def join(outputs: list[StepOutputs]) -> StepOutputs:
+    return StepOutputs(
+        torch.cat([o.hidden for o in outputs]), torch.cat([o.k_rows for o in outputs], 1), torch.cat([o.v_rows for o in outputs], 1)
+    )
+
+
+def same_bits(a: StepOutputs, b: StepOutputs) -> bool:
+    """Whether two outputs are bitwise equal."""
+    return all(torch.equal(getattr(a, name).view(torch.int16), getattr(b, name).view(torch.int16)) for name in ("hidden", "k_rows", "v_rows"))

@@ -1,0 +1,40 @@
+"""Real geometries with few layers and a small vocabulary, and a Runner for them on the current GPU."""
+
+import dataclasses
+import functools
+import gc
+
+import torch
+from decode_step_cases import Runner
+
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.reference.inputs import random_weights
+
+
+def _cut(name: str, num_layers: int) -> Geometry:
+    return dataclasses.replace(GEOMETRIES[name], num_layers=num_layers, vocab=2048, max_position=8192)
+
+
+CUT = {
+    "qwen3-0.6b": _cut("qwen3-0.6b", 3),
+    "qwen3-8b": _cut("qwen3-8b", 2),
+    "qwen3-14b": _cut("qwen3-14b", 2),  # 5 query heads a kv head: two attention items share a kv head
+    "qwen3-32b": _cut("qwen3-32b", 2),  # 8 query heads a kv head
+}
+
+
+@functools.lru_cache(maxsize=1)
+def weights_of(name: str, seed: int):
+    """Weights on the GPU, of one geometry at a time: two layers of 32B and their float64 copies are large."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return random_weights(CUT[name], seed, "cuda")
+
+
+def gpu_runner(name: str, seed: int, rows: tuple[int, ...], **options) -> Runner:
+    properties = torch.cuda.get_device_properties(0)
+    return Runner(
+        CUT[name], weights_of(name, seed), rows, grid=properties.multi_processor_count,
+        shared_memory_bytes=properties.shared_memory_per_block_optin, **options,
+    )

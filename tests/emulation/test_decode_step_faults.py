@@ -1,0 +1,77 @@
+"""Inputs that would reach foreign memory end the launch with a record that names row, value and limit."""
+
+import pytest
+import torch
+from decode_step_cases import Runner
+from tiny_geometries import TINY
+
+from sgl_lowlatency.kernels.fault import DecodeStepFault
+from sgl_lowlatency.reference.inputs import random_step, random_weights
+
+GEOMETRY = TINY["group1"]
+WEIGHTS = random_weights(GEOMETRY, 31)
+LENGTHS = [65, 3, 17]
+
+
+def launch(change):
+    """Runs a step whose inputs `change` has spoilt; the kernel's own checks are all that is left."""
+    inputs = random_step(GEOMETRY, LENGTHS, 31)
+    change(inputs)
+    runner = Runner(GEOMETRY, WEIGHTS, (3,), 4)
+    runner.attach(inputs)
+    runner.launch(inputs, torch.zeros(3, GEOMETRY.hidden, dtype=torch.bfloat16))
+    return runner
+
+
+def test_good_inputs_leave_no_record():
+    runner = launch(lambda inputs: None)
+    assert runner.kernel.fault() is None
+    assert runner.kernel.executed() == {3: 1}
+
+
+def set_to(name, row, value):
+    def change(inputs):
+        getattr(inputs, name)[row] = value
+
+    return change
+
+
+def spoil_old_slot(inputs):
+    inputs.req_to_token[inputs.req_pool_indices[0], 40] = inputs.k_buffers[0].shape[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_to("input_ids", 1, 512), "row 1 has input id 512, outside 0..511 "),
+        (set_to("input_ids", 2, -1), "row 2 has input id -1, outside 0..511 "),
+        (set_to("positions", 0, 8192), "row 0 has position 8192, outside 0..8191 "),
+        (set_to("positions", 0, -5), "row 0 has position -5, outside 0..8191 "),
+        (set_to("seq_lens", 1, 74), "row 1 has sequence length 74, outside 0..73 "),  # req_to_token has 65 + 8 columns
+        (set_to("req_pool_indices", 2, 7), "row 2 has request row 7, outside 0..6 "),
+        (set_to("req_pool_indices", 2, -1), "row 2 has request row -1, outside 0..6 "),
+        (set_to("out_cache_loc", 1, 88), "row 1 has KV slot 88, outside 0..87 "),
+        (spoil_old_slot, "row 0 has KV slot 88, outside 0..87 "),
+    ],
+    ids=["token", "negative token", "position", "negative position", "length", "request row", "negative request row", "new slot", "old slot"],
+)
+def test_bad_input_is_named(change, message):
+    with pytest.raises(DecodeStepFault, match=message):
+        launch(change)
+
+
+def test_shapes_and_types_are_refused_before_the_launch():
+    inputs = random_step(GEOMETRY, LENGTHS, 31)
+    runner = Runner(GEOMETRY, WEIGHTS, (3,), 4)
+    hidden = torch.zeros(3, GEOMETRY.hidden, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="attach_kv was not called"):
+        runner.launch(inputs, hidden)
+    runner.attach(inputs)
+    with pytest.raises(ValueError, match="hidden_out: shape"):
+        runner.launch(inputs, hidden[:2])
+    with pytest.raises(ValueError, match="rows 2 has no plan"):
+        runner.launch(random_step(GEOMETRY, LENGTHS[:2], 31), hidden[:2])
+    short = type(inputs)(**{**vars(inputs), "seq_lens": inputs.seq_lens.int()})
+    with pytest.raises(ValueError, match="seq_lens: dtype torch.int32 is not torch.int64"):
+        runner.launch(short, hidden)
+    assert runner.kernel.executed() == {}

@@ -1,0 +1,57 @@
+"""Run as a script: `faulty_step.py KIND`. Launches one step that must end itself, prints the record, then the CUDA error.
+
+A trap ends the CUDA context, so each fault has a process of its own. KIND: lost_signal, token, slot.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from decode_step_gpu import CUT, gpu_runner
+
+from sgl_lowlatency import _C
+from sgl_lowlatency.kernels.fault import describe_fault
+from sgl_lowlatency.reference.inputs import random_step
+
+LOST_EDGE = 2  # out_proj
+DEADLINE_S = 0.5
+
+
+def spoil(kind, runner, inputs):
+    if kind == "lost_signal":  # the base is one signal ahead: the last signal of layer 0 is waited for in vain
+        line = 32
+        runner.kernel._sync.view(torch.int32)[_C.abi.kNumEdges * line + LOST_EDGE] = 1
+    elif kind == "token":
+        inputs.input_ids[1] = CUT["qwen3-0.6b"].vocab
+    elif kind == "slot":
+        inputs.req_to_token[inputs.req_pool_indices[1], 7] = -3
+    else:
+        raise SystemExit(f"unknown fault {kind}")
+
+
+def main(kind):
+    runner = gpu_runner("qwen3-0.6b", 51, (3,), deadline_s=DEADLINE_S)
+    inputs = random_step(CUT["qwen3-0.6b"], [65, 100, 17], 51, "cuda")
+    runner.attach(inputs)
+    spoil(kind, runner, inputs)
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    runner.launch(inputs, torch.zeros(3, 1024, dtype=torch.bfloat16, device="cuda"))
+    while (record := runner.kernel.fault()) is None:
+        if time.monotonic() - start > 20:
+            raise SystemExit("no record after 20 s")
+        time.sleep(0.001)
+    print(describe_fault(record))
+    print(f"record after {time.monotonic() - start:.3f} s")
+    runner.kernel.acknowledge_fault()
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print(f"trapped after {time.monotonic() - start:.3f} s: {str(error).splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

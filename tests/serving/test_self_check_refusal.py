@@ -1,0 +1,32 @@
+"""A kernel that computes something else does not get to serve: the server prints the figures and exits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sgl_lowlatency.cli import server_setup
+from sgl_lowlatency.cli.server_process import ServerFailed, ServerProcess
+
+LAUNCH_PLANTED = Path(__file__).with_name("launch_planted.py")
+START_TIMEOUT_S = 300.0
+
+
+def test_a_wrong_kernel_refuses_the_server(tiny_model, tmp_path):
+    setup = server_setup.server_setup(tiny_model)
+    if "SGL_LOWLATENCY_EMULATE" not in setup.environment:
+        pytest.skip("bugs are planted in host emulation only; a GPU takes a build with SGL_LOWLATENCY_PLANTED")
+    arguments = [*setup.arguments, server_setup.PLUGIN_FLAG]
+    server = ServerProcess(arguments, server_setup.free_port(), tmp_path / "log", setup.environment, [str(LAUNCH_PLANTED)])
+    try:
+        # SGLang's own warm-up request runs the first decode step, so the server is never ready
+        with pytest.raises(ServerFailed, match="exited with code"):
+            server.wait_ready(START_TIMEOUT_S, progress=print)
+    finally:
+        code = server.kill()
+    assert code != 0
+    log = server.log_text()
+    assert re.search(r"decode_step self-check failed, the server is refused: 1 rows, .* is not within 0\.12", log), log[-3000:]
+    assert "Scheduler hit an exception" in log

@@ -1,0 +1,6 @@
+"""The benchmark scripts are run from the repository's root and are not installed: put the root on the path."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))

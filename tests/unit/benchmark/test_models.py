@@ -1,0 +1,59 @@
+import math
+
+import pytest
+
+from benchmark import models, random_weights
+from benchmark.common import floors
+
+
+def elements(shape):
+    return sum(math.prod(dims) for _, dims, _, _ in random_weights.tensor_plan(models.hf_config(shape)))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("qwen3-0.6b", 0.596), ("qwen3-8b", 8.19), ("qwen3-14b", 14.77), ("qwen3-32b", 32.76)]
+)
+def test_parameters_are_those_of_the_named_models(name, billions):
+    assert elements(models.SHAPES[name]) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-8b"])
+def test_step_bytes_with_head_are_the_tensors_read(name):
+    shape = models.SHAPES[name]
+    read = elements(shape) - (0 if shape.tied_head else shape.vocab * shape.hidden)  # of an untied embedding one row is read
+    got = floors.step_bytes(shape, rows=1, context=0, with_head=True)
+    assert got == 2 * (read + shape.hidden)
+
+
+def test_a_cached_token_costs_k_and_v_of_every_layer():
+    shape = models.SHAPES["qwen3-8b"]
+    more = floors.step_bytes(shape, rows=3, context=11, with_head=False) - floors.step_bytes(
+        shape, rows=3, context=10, with_head=False
+    )
+    assert more == 3 * 36 * 2 * 8 * 128 * 2
+
+
+def test_an_unknown_geometry_names_the_known_ones():
+    with pytest.raises(KeyError, match="qwen3-8b"):
+        models.named_shape("gpt-2")
+
+
+def test_draws_repeat_and_differ_by_name_and_seed():
+    torch = pytest.importorskip("torch")
+    draw = lambda name, seed: random_weights.draw(name, (64, 32), 0.5, 2.0, seed=seed, device="cpu")  # noqa: E731
+    first = draw("a", 0)
+    assert torch.equal(first, draw("a", 0))
+    assert not torch.equal(first, draw("b", 0))
+    assert not torch.equal(first, draw("a", 1))
+    assert first.dtype == torch.bfloat16
+    assert first.float().mean().item() == pytest.approx(0.5, abs=0.15)
+    assert first.float().std().item() == pytest.approx(2.0, abs=0.15)
+
+
+def test_the_hook_is_found_as_an_entry_point(tmp_path):
+    import importlib.metadata
+
+    path = random_weights.install_hook(tmp_path).split(":")
+    points = [e for d in importlib.metadata.distributions(path=path) for e in d.entry_points if e.group == "sglang.srt.plugins"]
+    assert [e.name for e in points] == ["benchmark_random_weights"]
+    assert points[0].load() is random_weights.register

@@ -1,0 +1,31 @@
+"""The float32 oracle against transformers' own Qwen3, and its causality."""
+
+import pytest
+
+from benchmark import models, oracle, random_weights
+
+torch = pytest.importorskip("torch")
+SHAPE = models.Shape(2, 128, 4, 2, 32, 192, False, vocab=300, max_position=128)
+
+
+def test_logits_are_those_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    directory = models.write_model(tmp_path, SHAPE)
+    config = transformers.Qwen3Config.from_pretrained(directory)
+    model = transformers.Qwen3ForCausalLM(config).to(torch.float32).eval()
+    missing, unexpected = model.load_state_dict(
+        {name: x.float() for name, x in random_weights.all_weights(directory, "cpu")}, strict=False
+    )
+    assert not missing and not unexpected
+    ids = [5, 250, 17, 17, 99, 3, 42]
+    with torch.no_grad():
+        want = model(torch.tensor([ids])).logits[0, 2:]
+    got = oracle.Oracle(directory, "cpu").logits([ids], [2])[0]
+    assert got.shape == (5, 300)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_position_does_not_see_later_tokens(tmp_path):
+    one = oracle.Oracle(models.write_model(tmp_path, SHAPE), "cpu")
+    short, long = one.logits([[9, 8, 7], [9, 8, 7, 6, 5]], [0, 0])
+    torch.testing.assert_close(short, long[:3])

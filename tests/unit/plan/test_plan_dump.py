@@ -1,0 +1,98 @@
+"""The text, the picture and the command say what the plan says."""
+
+import argparse
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from sgl_lowlatency.cli import plan as command
+from sgl_lowlatency.plan import dump
+from sgl_lowlatency.plan.picture import draw
+from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.plan.static_plan import make_plan
+
+PLAN = make_plan(GEOMETRIES["qwen3-8b"], 2, 132)
+
+
+def run(*argv):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(argv))
+
+
+def test_bytes_and_floor_of_qwen3_8b():
+    layer = 2 * 4096 * (6144 + 4096 + 3 * 12288) + 2 * (2 * 4096 + 2 * 128)
+    assert dump.weight_bytes(PLAN) == 36 * layer + 2 * 4096 * 3
+    assert dump.kv_bytes(PLAN, 1024) == 36 * 2 * 1024 * 2 * 8 * 128 * 2
+    assert dump.floor_ms(4_650_000_000) == pytest.approx(1.0)
+
+
+def test_text_names_every_op_edge_and_buffer():
+    text = dump.to_text(PLAN)
+    assert PLAN.hash[:16] in text
+    lines = text.splitlines()
+    for name in [*(op.name for op in PLAN.ops), *(edge.name for edge in PLAN.edges), *(b.name for b in PLAN.buffers)]:
+        assert any(line.split()[:1] == [name] for line in lines), name
+    assert "12 x 2, 120 x 3" in text  # blocks x qkv tiles
+    assert "1.031 of the mean" in text
+    assert any(line.split()[:2] == ["1,024", "13,892,167,680"] for line in lines)
+
+
+def test_picture_is_svg_with_a_bar_piece_per_block_and_op(tmp_path):
+    draw(PLAN).save(tmp_path / "plan.svg")
+    root = ElementTree.parse(tmp_path / "plan.svg").getroot()
+    svg = "{http://www.w3.org/2000/svg}"
+    down = [r for r in root.iter(f"{svg}rect") if r.get("fill") == "#54a24b"]
+    assert len(down) == 132 + 2  # every block owns down tiles; one box of the flow, one of the legend
+    texts = [t.text for t in root.iter(f"{svg}text")]
+    assert any(PLAN.hash[:12] in text for text in texts)
+    assert {"qkv", "attention", "out_proj", "gate_up", "down"} <= set(texts)
+
+
+def test_picture_ending_is_checked(tmp_path):
+    with pytest.raises(ValueError, match="neither .svg nor .png"):
+        draw(PLAN).save(tmp_path / "plan.pdf")
+
+
+def test_png_has_the_canvas_size(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    draw(PLAN).save(tmp_path / "plan.png")
+    with image.open(tmp_path / "plan.png") as png:
+        assert png.size == (1180, 640)
+        assert png.getpixel((70, 120)) == (0x4C, 0x78, 0xA8)  # the qkv box
+
+
+def test_command_prints_text(capsys):
+    assert run("--geometry", "qwen3-8b", "--rows", "2") == 0
+    out = capsys.readouterr().out
+    assert PLAN.hash[:16] in out and "\nvalid: " in out
+
+
+def test_command_prints_the_json_that_the_hash_covers(capsys):
+    assert run("--geometry", "qwen3-8b", "--rows", "2", "--json") == 0
+    assert capsys.readouterr().out == PLAN.to_json() + "\n"
+
+
+def test_command_reads_a_config(tmp_path, capsys):
+    config = {
+        "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run("--geometry", str(tmp_path), "--grid", "4", "--picture", str(tmp_path / "out.svg")) == 0
+    assert "hidden 256, 4 q heads, 2 kv heads of 64" in capsys.readouterr().out
+    assert (tmp_path / "out.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--geometry", "gpt-9"), "--geometry gpt-9 is neither one of qwen3-0.6b"),
+        (("--geometry", "qwen3-8b", "--rows", "40"), "rows 40 is outside 1..16"),
+        (("--geometry", "qwen3-8b", "--picture", "x.pdf"), "neither .svg nor .png"),
+    ],
+)
+def test_command_refuses_with_the_reason(argv, message, capsys):
+    assert run(*argv) == 2
+    assert message in capsys.readouterr().err

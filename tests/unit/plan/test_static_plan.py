@@ -1,0 +1,140 @@
+"""make_plan: every dense Qwen3 geometry, width and grid is planned and valid, or refused by name."""
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+
+from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.plan.panels import k_panel_for
+from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.plan.static_plan import PlanError, make_plan
+from sgl_lowlatency.plan.validate import validate
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+SMALL_GRID_REFUSED = {  # (geometry, grid, rows) whose accumulators across panels exceed one block's shared memory
+    ("qwen3-1.7b", 1, 16), ("qwen3-4b", 1, 16), ("qwen3-8b", 1, 8), ("qwen3-8b", 1, 16), ("qwen3-14b", 1, 8),
+    ("qwen3-14b", 1, 16), ("qwen3-14b", 8, 16), ("qwen3-32b", 1, 4), ("qwen3-32b", 1, 8), ("qwen3-32b", 1, 16),
+    ("qwen3-32b", 8, 16),
+}
+
+
+@pytest.mark.parametrize("grid", [132, 148, 160])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_every_width_on_a_real_grid_is_valid(name, grid):
+    for rows in ROWS:
+        plan = make_plan(GEOMETRIES[name], rows, grid)
+        assert validate(plan, num_sms=grid) == []
+        assert plan.num_stages >= 7, "the ring holds at least 116 KB, or it cannot hide the memory's latency"
+
+
+@pytest.mark.parametrize("grid", [8, 1])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_small_grids_are_valid_or_refused(name, grid):
+    for rows in (1, 2, 4, 8, 16):
+        if (name, grid, rows) in SMALL_GRID_REFUSED:
+            with pytest.raises(PlanError, match=f"shared_memory_bytes 232448 is too little for rows {rows} on grid {grid}"):
+                make_plan(GEOMETRIES[name], rows, grid)
+        else:
+            assert validate(make_plan(GEOMETRIES[name], rows, grid), num_sms=grid) == []
+
+
+def test_qwen3_8b_is_balanced_on_an_h200():
+    loads = make_plan(GEOMETRIES["qwen3-8b"], 1, 132).block_weight_bytes()
+    assert sum(loads) == 2 * 4096 * (6144 + 4096 + 3 * 12288)
+    assert max(loads) / (sum(loads) / len(loads)) < 1.05
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_each_op_is_as_even_as_whole_tiles_allow(name):
+    for op in make_plan(GEOMETRIES[name], 1, 132).ops:
+        counts = [count for _, count in op.tiles]
+        assert max(counts) - min(counts) <= 1
+        assert sum(counts) == op.num_tiles
+
+
+def test_widths_share_one_workspace():
+    plans = [make_plan(GEOMETRIES["qwen3-8b"], rows, 132) for rows in ROWS]
+    assert len({plan.buffers for plan in plans}) == 1
+    assert len({tuple(op.tiles for op in plan.ops) for plan in plans}) == 1
+
+
+def test_the_buffers_hold_the_widest_step():
+    geometry = dataclasses.replace(GEOMETRIES["qwen3-8b"], num_q_heads=12 * 8)  # 12 query heads a kv head: two items share one
+    assert abi.head_subgroups(12, 1) == 2
+    plan = make_plan(geometry, 1, 132)
+    assert plan.buffer("residual").bytes == 16 * 4096 * 2
+    assert plan.buffer("qkv").bytes == 16 * (96 + 16) * 128 * 4
+    assert plan.buffer("partial_out").shape == (132 + 16 * 8 * 2, abi.MAX_HEADS_PER_ITEM, 128)
+    assert plan.buffer("split_tickets").shape == (16 * 8 * 2,)
+    assert plan.edge("attention").producers == 1 * 8 * 2
+
+
+def test_a_panel_is_all_of_k_where_that_fits():
+    budget = abi.panel_bytes(2, 12288)
+    assert k_panel_for(1, 12288, budget) == k_panel_for(2, 12288, budget) == 12288
+    assert k_panel_for(2, 12288, budget - 1) == 6144  # two equal panels
+    assert k_panel_for(3, 12288, budget) == 6144
+
+
+@pytest.mark.parametrize("rows", [3, 5, 8, 16])
+@pytest.mark.parametrize("k_extent", [2560, 4096, 9728, 25600])
+def test_several_panels_are_as_few_and_as_equal_as_stages_allow(rows, k_extent):
+    budget = 64 * 1024
+    k_panel = k_panel_for(rows, k_extent, budget)
+    if k_panel == k_extent:
+        assert abi.panel_bytes(rows, k_extent) <= budget
+        return
+    assert k_panel % abi.STAGE_K == 0 and abi.panel_bytes(rows, k_panel) <= budget
+    fewest = next(n for n in range(1, 100) if abi.panel_bytes(rows, -(-k_extent // (n * abi.STAGE_K)) * abi.STAGE_K) <= budget)
+    assert -(-k_extent // k_panel) <= fewest
+    assert k_panel == abi.STAGE_K or -(-k_extent // (k_panel - abi.STAGE_K)) > fewest, "a smaller panel would do"
+
+
+def test_a_stage_of_k_is_the_least_panel():
+    least = abi.panel_bytes(16, abi.STAGE_K)
+    assert k_panel_for(16, 4096, least) == abi.STAGE_K
+    assert k_panel_for(16, 4096, least - 1) == 0
+
+
+def test_ring_takes_what_the_panel_leaves():
+    for rows in (1, 8):
+        plan = make_plan(GEOMETRIES["qwen3-8b"], rows, 132)
+        assert plan.shared_memory_bytes <= 232448 < plan.shared_memory_bytes + abi.STAGE_BYTES
+    wide, narrow = (make_plan(GEOMETRIES["qwen3-0.6b"], 8, 132, panel_budget_bytes=kib * 1024) for kib in (128, 40))
+    assert narrow.max_panel_bytes < wide.max_panel_bytes
+    assert narrow.num_stages > wide.num_stages
+
+
+def test_hash_is_sha256_of_canonical_json_and_tells_plans_apart():
+    one, same = (make_plan(GEOMETRIES["qwen3-8b"], 2, 132) for _ in range(2))
+    assert one.hash == same.hash == hashlib.sha256(one.to_json().encode()).hexdigest()
+    assert json.loads(one.to_json())["ops"][3]["name"] == "down"
+    others = [make_plan(GEOMETRIES["qwen3-8b"], 3, 132), make_plan(GEOMETRIES["qwen3-8b"], 2, 148), make_plan(GEOMETRIES["qwen3-14b"], 2, 132)]
+    assert len({one.hash, *(other.hash for other in others)}) == 4
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.rows = 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "grid", "message"),
+    [
+        ({}, 17, 132, "rows 17 is outside 1..16"),
+        ({}, 0, 132, "rows 0 is outside 1..16"),
+        ({}, 1, 0, "grid 0 is not positive"),
+        ({"head_dim": 96}, 1, 132, "head_dim 96 is not one of 64, 128"),
+        ({"hidden": 4100}, 1, 132, "hidden_size 4100 is not a multiple of 64"),
+        ({"intermediate": 12300}, 1, 132, "intermediate_size 12300 is not a multiple of 64"),
+        ({"num_q_heads": 33}, 1, 132, "num_attention_heads 33 is not a multiple"),
+        ({"num_layers": 0}, 1, 132, "num_layers 0 is not positive"),
+    ],
+)
+def test_unsupported_arguments_are_named(changes, rows, grid, message):
+    with pytest.raises(PlanError, match=message):
+        make_plan(dataclasses.replace(GEOMETRIES["qwen3-8b"], **changes), rows, grid)
+
+
+def test_too_little_shared_memory_is_named():
+    with pytest.raises(PlanError, match="shared_memory_bytes 49152 is too little for rows 1 on grid 132"):
+        make_plan(GEOMETRIES["qwen3-8b"], 1, 132, shared_memory_bytes=49152)

@@ -1,0 +1,172 @@
+"""The object SGLang installs: what it plans, checks, runs and refuses."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from sglang.kernels.plugin_kernels.nvidia.spec import Step
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from sgl_lowlatency import config
+from sgl_lowlatency.runtime import nvidia_step, sglang_state
+from sgl_lowlatency.runtime.coverage import PREFILL
+from sgl_lowlatency.plan.static_plan import make_plan
+from tiny_serving import GRID, SHARED_MEMORY_BYTES, TOLERANCES
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """environment(**fields) sets the package's configuration and stands in for a GPU's capture state and SGLang's metrics."""
+
+    def set_fields(*, stream_captures=False, capturing_graphs=False, **fields):
+        monkeypatch.setattr(config, "get", lambda: config.Config(**fields))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream_captures)
+        monkeypatch.setattr(sglang_state, "capturing_graphs", lambda: capturing_graphs)
+        monkeypatch.setattr(sglang_state, "metrics_enabled", lambda: False)
+
+    set_fields()
+    return set_fields
+
+
+def build(serving, *widths, planted=0):
+    return nvidia_step.NvidiaStep(
+        model=serving.model,
+        geometry=serving.geometry,
+        step=serving.decode_step(*widths, planted=planted),
+        plans={rows: make_plan(serving.geometry, rows, GRID, SHARED_MEMORY_BYTES) for rows in widths},
+        tolerances=TOLERANCES,
+        device_name="host emulation",
+    )
+
+
+def run(built, serving, batch):
+    step = built.plan(batch.input_ids, batch)
+    assert step == Step(mode="decode", rows=batch.batch_size)
+    step = Step(mode=step.mode, rows=step.rows, view=serving.view)
+    return built.forward(step, serving.standard, batch.input_ids, batch.positions, batch, pp_proxy_tensors=None)
+
+
+def live_batch(serving, lengths):
+    """A live decode batch over SGLang's own slots, new token included in `lengths`."""
+    rows = len(lengths)
+    batch = serving.batch(rows)
+    generator = torch.Generator().manual_seed(7)
+    scattered = 1 + torch.randperm(serving.kv.num_slots - 1, generator=generator)
+    slots = scattered[: sum(lengths)].split(list(lengths))
+    for row, taken in enumerate(slots):
+        serving.kv.req_to_token[3 + row, : lengths[row]] = taken.int()
+    batch.input_ids = torch.randint(0, serving.geometry.vocab, (rows,), generator=generator)
+    batch.seq_lens = torch.tensor(lengths)
+    batch.positions = batch.seq_lens - 1
+    batch.req_pool_indices = torch.arange(3, 3 + rows)
+    batch.out_cache_loc = torch.stack([taken[-1] for taken in slots])
+    return batch
+
+
+def test_a_live_step_gives_what_the_model_would(serving, environment):
+    built = build(serving, 1, 2, 3)
+    batch = live_batch(serving, [70, 1, 33])
+    ours = run(built, serving, batch)
+    ours_kv = [buffer[batch.out_cache_loc].clone() for buffer in (*serving.kv.k, *serving.kv.v)]
+    theirs = serving.standard(batch.input_ids, batch.positions, batch)
+    theirs_kv = [buffer[batch.out_cache_loc] for buffer in (*serving.kv.k, *serving.kv.v)]
+    error = (ours.next_token_logits - theirs.next_token_logits).norm() / theirs.next_token_logits.norm()
+    assert ours.next_token_logits.dtype == torch.float32 and float(error) < 0.03
+    for a, b in zip(ours_kv, theirs_kv):
+        assert float((a.float() - b.float()).norm() / b.float().norm()) < 0.03
+
+
+def test_hidden_states_of_a_step_survive_the_next(serving, environment):
+    built = build(serving, 1)
+    first = run(built, serving, live_batch(serving, [9])).hidden_states
+    kept = first.clone()
+    second = run(built, serving, live_batch(serving, [40])).hidden_states
+    assert torch.equal(first, kept) and not torch.equal(first, second)
+
+
+def test_each_width_is_checked_once_before_it_serves(serving, environment, caplog):
+    built = build(serving, 1, 2)
+    with caplog.at_level(logging.INFO):
+        for lengths in ([5], [6], [7, 8], [9]):
+            run(built, serving, live_batch(serving, lengths))
+    checks = [record.message for record in caplog.records if record.message.startswith("decode_step self-check:")]
+    assert [check.split(",")[0] for check in checks] == ["decode_step self-check: 1 rows", "decode_step self-check: 2 rows"]
+    assert all(": passed (" in check for check in checks)
+    assert built.coverage.counts().executed == {1: 3, 2: 1}, "the check's own launches serve nobody"
+
+
+@pytest.mark.parametrize("planted", [4, 7, 8])
+def test_a_broken_kernel_is_refused_with_figures(serving, environment, planted):
+    built = build(serving, 1, planted=planted)
+    with pytest.raises(RuntimeError, match=r"self-check failed, the server is refused: 1 rows, .* FAILED: .* is not within 0\.12"):
+        run(built, serving, live_batch(serving, [20]))
+
+
+def test_switching_the_check_off_is_logged_and_serves_anything(serving, environment, caplog):
+    environment(self_check=False)
+    built = build(serving, 1, planted=8)
+    assert ["SGL_LOWLATENCY_SELF_CHECK=0" in record.message for record in caplog.records] == [True]
+    assert caplog.records[0].levelno == logging.WARNING
+    run(built, serving, live_batch(serving, [20]))
+    assert built.coverage.counts().executed == {1: 1}
+
+
+def test_an_unchecked_width_is_not_captured(serving, environment):
+    environment(capturing_graphs=True, stream_captures=True)
+    built = build(serving, 1)
+    with pytest.raises(RuntimeError, match="1 rows are being captured before their self-check ran"):
+        run(built, serving, live_batch(serving, [4]))
+
+
+def test_the_check_refuses_a_pool_without_memory(serving, environment):
+    serving.view.kv_pool.pool.post_capture_active = True
+    with pytest.raises(RuntimeError, match="SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"):
+        run(build(serving, 1), serving, live_batch(serving, [4]))
+
+
+def test_warm_up_launches_are_not_counted(serving, environment):
+    environment(capturing_graphs=True)
+    built = build(serving, 1)
+    run(built, serving, live_batch(serving, [4]))
+    environment()
+    run(built, serving, live_batch(serving, [4]))
+    assert built.coverage.counts().executed == {1: 1}
+
+
+def test_what_is_not_ours_falls_back_and_is_counted(serving, environment):
+    built = build(serving, 1, 2)
+    prefill, wide = serving.batch(2), serving.batch(3)
+    prefill.forward_mode = ForwardMode.EXTEND
+    assert built.plan(prefill.input_ids, prefill) is None
+    assert built.plan(wide.input_ids, wide, pp_proxy_tensors=None) is None
+    batch = serving.batch(1)
+    serving.model.capture_aux_hidden_states = True
+    assert built.plan(batch.input_ids, batch) is None
+    serving.model.capture_aux_hidden_states = False
+    handle = serving.model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    assert built.plan(batch.input_ids, batch) is None
+    handle.remove()
+    assert built.plan(batch.input_ids, batch) is not None
+    assert built.coverage.counts().fallbacks == {
+        PREFILL: 1,
+        "3 rows, built for 1 to 2": 1,
+        "auxiliary hidden states are captured": 1,
+        "a forward hook on model.layers.1.mlp": 1,
+    }
+
+
+def test_declining_a_graph_size_at_capture_is_no_fallback(serving, environment):
+    built = build(serving, 1)
+    wide = serving.batch(24)
+    environment(capturing_graphs=True)
+    assert built.plan(wide.input_ids, wide) is None
+    environment()
+    assert built.plan(wide.input_ids, wide) is None
+    assert built.coverage.counts().fallbacks == {"24 rows, built for 1 to 1": 1}
+
+
+def test_the_summary_says_what_was_built(serving, environment):
+    summary = build(serving, 1, 2).summary()
+    assert summary.startswith("decode_step for 2 layers, hidden 128, 4/2 heads of 64, intermediate 128; 2 blocks on host emulation")

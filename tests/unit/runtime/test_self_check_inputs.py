@@ -1,0 +1,94 @@
+"""The batches of the self-check cover the lengths that matter, on slots that nothing else holds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from sgl_lowlatency.runtime.self_check_inputs import GUARD, LENGTHS, LOUD, make_inputs, value_scale
+from sgl_lowlatency.runtime.sglang_state import KvState
+from tiny_serving import GEOMETRY
+
+
+def pool(num_slots=4096, page_size=1, request_rows=40, context=1100):
+    buffer = torch.zeros((num_slots, GEOMETRY.num_kv_heads, GEOMETRY.head_dim), dtype=torch.bfloat16)
+    layers = [buffer] * GEOMETRY.num_layers
+    return KvState(layers, layers, torch.zeros((request_rows, context), dtype=torch.int32), page_size)
+
+
+def make(kv, rows):
+    return make_inputs(GEOMETRY, kv, rows, torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("rows", range(1, 17))
+def test_every_width_meets_every_length(rows):
+    inputs = make(pool(), rows)
+    lengths = torch.cat([batch.seq_lens for batch in inputs.batches]).tolist()
+    assert lengths[: len(LENGTHS)] == list(LENGTHS)
+    assert all(len(batch.seq_lens) == rows for batch in inputs.batches)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_slots_are_whole_scattered_pages_used_once(page_size):
+    kv = pool(num_slots=64 * 200, page_size=page_size)
+    inputs = make(kv, 5)
+    seen = []
+    lengths = torch.cat([batch.seq_lens for batch in inputs.batches])
+    for row, length in enumerate(lengths.tolist()):
+        slots = inputs.table[row, : length + 1]
+        seen.append(slots)
+        assert torch.equal(slots % page_size, torch.arange(length + 1, dtype=torch.int32) % page_size)
+    used = torch.cat(seen)
+    assert len(used.unique()) == len(used) and int(used.min()) >= page_size, "a slot is used twice or is padding"
+    assert set(used.tolist()) <= set(inputs.slots.tolist())
+    firsts = torch.stack([slots[0] for slots in seen])
+    assert not torch.equal(firsts, firsts.sort().values), "pages lie in order"
+
+
+def test_positions_new_slots_and_rows_belong_together():
+    inputs = make(pool(), 4)
+    by_row = {int(row): inputs.table[index] for index, row in enumerate(inputs.request_rows)}
+    assert 0 not in by_row and len(by_row) == sum(len(batch.seq_lens) for batch in inputs.batches)
+    for batch in inputs.batches:
+        assert torch.equal(batch.positions, batch.seq_lens - 1)
+        for row, position, slot in zip(batch.req_pool_indices, batch.positions, batch.out_cache_loc):
+            assert int(by_row[int(row)][position]) == int(slot)
+
+
+def test_ends_and_guards_are_loud():
+    inputs = make(pool(), 1)
+    loudness = dict(zip(inputs.slots.tolist(), inputs.loudness.tolist()))
+    row = LENGTHS.index(1000)
+    slots = inputs.table[row].tolist()
+    assert loudness[slots[1000]] == GUARD
+    assert all(loudness[slots[at]] == LOUD for at in (0, 64, 128, 998))
+    assert loudness[slots[1]] == 1.0
+
+
+def test_lengths_shrink_to_the_context_and_the_pool():
+    small_context = make(pool(context=101), 1)
+    assert max(int(batch.seq_lens) for batch in small_context.batches) == 100
+    small_pool = make(pool(num_slots=301), 1)
+    lengths = [int(batch.seq_lens) for batch in small_pool.batches]
+    assert lengths[:5] == list(LENGTHS[:5]) and sum(lengths) + len(lengths) <= 300
+    short_rope = make_inputs(dataclasses.replace(GEOMETRY, max_position=40), pool(), 1, torch.Generator().manual_seed(0))
+    assert max(int(batch.seq_lens) for batch in short_rope.batches) == 40
+
+
+@pytest.mark.parametrize("sizes", [{"num_slots": 12}, {"request_rows": 5}])
+def test_a_pool_too_small_to_check_is_an_error(sizes):
+    with pytest.raises(RuntimeError, match="too small to check 16 rows"):
+        make(pool(**sizes), 16)
+
+
+def test_value_scale_is_that_of_the_projection():
+    generator = torch.Generator().manual_seed(0)
+    hidden = 512
+    geometry = dataclasses.replace(GEOMETRY, hidden=hidden)
+    rows = (geometry.num_q_heads + 2 * geometry.num_kv_heads) * geometry.head_dim
+    qkv = torch.randn((rows, hidden), generator=generator) * 0.3
+    norm = 1 + 0.2 * torch.randn(hidden, generator=generator)
+    x = torch.randn((400, hidden), generator=generator) * norm
+    values = (x @ qkv.T)[:, -geometry.num_kv_heads * geometry.head_dim :]
+    assert value_scale(qkv.bfloat16(), norm.bfloat16(), geometry) == pytest.approx(float(values.square().mean().sqrt()), rel=0.03)

@@ -1,0 +1,126 @@
+"""SGLang's surroundings of a forward, small: a Qwen3-shaped module, a KV pool, an attention backend, a ForwardBatch.
+
+`standard` stands for the model's own forward: the reference of SGLang's bf16 path, writing KV rows as SGLang does.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+
+from sgl_lowlatency.kernels.decode_step import DecodeStep, EmulationOptions
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.plan.static_plan import make_plan
+from sgl_lowlatency.reference import standard_path
+from sgl_lowlatency.reference.inputs import random_weights
+from sgl_lowlatency.reference.step import StepInputs
+from sgl_lowlatency.runtime.sglang_state import KvState
+
+GEOMETRY = Geometry(
+    num_layers=2, hidden=128, num_q_heads=4, num_kv_heads=2, head_dim=64, intermediate=128, vocab=256, max_position=1200,
+    rms_eps=1e-6, tied_head=False,
+)
+GRID = 2
+SHARED_MEMORY_BYTES = 227 * 1024
+# of the spec; tests of the check's verdict must see it judge by what servers are judged by
+from sgl_lowlatency.specs.nvidia.qwen3 import TOLERANCES  # noqa: E402
+
+
+def _holder(weight: torch.Tensor) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return module
+
+
+class TinyModel(torch.nn.Module):
+    """The attributes of Qwen3ForCausalLM that the runtime and the build read."""
+
+    def __init__(self, weights: DecodeStepWeights, lm_head: torch.Tensor):
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.embed_tokens, self.model.norm = _holder(weights.embedding), _holder(weights.final_norm)
+        self.model.layers = torch.nn.ModuleList()
+        for tensors in weights.layers:
+            layer, attention, mlp = torch.nn.Module(), torch.nn.Module(), torch.nn.Module()
+            layer.input_layernorm, layer.post_attention_layernorm = _holder(tensors.input_norm), _holder(tensors.post_norm)
+            attention.qkv_proj, attention.o_proj = _holder(tensors.qkv), _holder(tensors.out_proj)
+            attention.q_norm, attention.k_norm = _holder(tensors.q_norm), _holder(tensors.k_norm)
+            attention.rotary_emb = SimpleNamespace(cos_sin_cache=weights.cos_sin)
+            mlp.gate_up_proj, mlp.down_proj = _holder(tensors.gate_up), _holder(tensors.down)
+            layer.self_attn, layer.mlp = attention, mlp
+            self.model.layers.append(layer)
+        self.lm_head = _holder(lm_head)
+        self.capture_aux_hidden_states = False
+
+    def logits_processor(self, input_ids, hidden, lm_head, forward_batch, aux_hidden_states):
+        assert aux_hidden_states is None
+        return SimpleNamespace(next_token_logits=(hidden @ lm_head.weight.T).float(), hidden_states=hidden)
+
+
+class TinyServing:
+    """One model with its pools. page_size and num_slots shape the KV pool."""
+
+    def __init__(self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100):
+        g = GEOMETRY
+        self.geometry, self.weights = g, random_weights(g, seed=0)
+        generator = torch.Generator().manual_seed(1)
+        lm_head = (torch.randn(g.vocab, g.hidden, generator=generator) * 3 * g.hidden**-0.5).bfloat16()
+        self.model = TinyModel(self.weights, lm_head)
+        shape = (num_slots, g.num_kv_heads, g.head_dim)
+        k, v = ([torch.randn(shape, generator=generator).bfloat16() for _ in range(g.num_layers)] for _ in range(2))
+        table = torch.randint(0, num_slots, (request_rows, context), generator=generator, dtype=torch.int32)
+        self.kv = KvState(k=k, v=v, req_to_token=table, page_size=page_size)
+        self.planned = []
+        pool = SimpleNamespace(get_kv_buffer=lambda layer: (k[layer], v[layer]), page_size=page_size, post_capture_active=False)
+        self.backend = SimpleNamespace(
+            forward_metadata="of the running forward",
+            token_to_kv_pool=pool,
+            req_to_token_pool=SimpleNamespace(req_to_token=table),
+            kv_index_translator=None,
+            init_forward_metadata=self._plan_attention,
+        )
+        self.view = SimpleNamespace(kv_pool=SimpleNamespace(pool=pool))
+
+    def _plan_attention(self, forward_batch):
+        self.planned.append(forward_batch)
+        self.backend.forward_metadata = f"of planned batch {len(self.planned)}"
+
+    def decode_step(self, *widths: int, planted: int = 0) -> DecodeStep:
+        plans = {rows: make_plan(self.geometry, rows, GRID, SHARED_MEMORY_BYTES) for rows in widths}
+        options = EmulationOptions(planted=planted)
+        return DecodeStep(self.geometry, plans, self.weights, torch.device("cpu"), deadline_s=30.0, emulation=options)
+
+    def batch(self, rows: int) -> ForwardBatch:
+        """A decode batch of `rows` requests as SGLang's capture makes it: everything zero, lengths 1."""
+        zeros, ones = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
+        return ForwardBatch(
+            forward_mode=ForwardMode.DECODE, batch_size=rows, input_ids=zeros, req_pool_indices=zeros, seq_lens=ones,
+            out_cache_loc=zeros, seq_lens_sum=rows, positions=zeros, seq_lens_cpu=ones,
+        )
+
+    def standard(self, input_ids, positions, forward_batch):
+        """The model's own forward."""
+        fb = forward_batch
+        inputs = StepInputs(
+            input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, self.kv.req_to_token, self.kv.k, self.kv.v
+        )
+        outputs = standard_path.decode_step(self.geometry, self.weights, inputs, self.model.lm_head.weight)
+        for layer in range(self.geometry.num_layers):
+            self.kv.k[layer][fb.out_cache_loc] = outputs.k_rows[layer]
+            self.kv.v[layer][fb.out_cache_loc] = outputs.v_rows[layer]
+        return SimpleNamespace(next_token_logits=outputs.logits)
+
+    def kernel(self, planted: int = 0, *, rows: int):
+        """Our forward: the emulated kernel, optionally with a planted bug, and the model's logits processor."""
+        step = self.decode_step(rows, planted=planted)
+        step.attach_kv(self.kv.k, self.kv.v, self.kv.req_to_token)
+
+        def forward(input_ids, positions, forward_batch):
+            fb, hidden = forward_batch, torch.empty((rows, self.geometry.hidden), dtype=torch.bfloat16)
+            step.launch(rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden)
+            return self.model.logits_processor(input_ids, hidden, self.model.lm_head, fb, None)
+
+        return forward

@@ -1,0 +1,60 @@
+"""The entry points against a stand-in for SGLang's registry; the real one: tests/contract/test_registration.py."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from sgl_lowlatency import config, plugin
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The (architecture, path) pairs that register() received."""
+    calls = []
+    contract = ModuleType("sglang.kernels.plugin_kernels.nvidia.spec")
+    contract.register = lambda *, architecture, path: calls.append((architecture, path))
+    parts = contract.__name__.split(".")
+    for depth in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(".".join(parts[:depth])))
+    monkeypatch.setitem(sys.modules, contract.__name__, contract)
+    for name in config.NAMES:
+        monkeypatch.delenv(name, raising=False)
+    config.get.cache_clear()
+    yield calls
+    config.get.cache_clear()
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """Stands in for the emulated device; counts its installations."""
+    installs = []
+    module = ModuleType("sgl_lowlatency.runtime.emulated_device")
+    module.install = lambda: installs.append(1)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("sgl_lowlatency.runtime.emulated_device", module, raising=False)
+    return installs
+
+
+def test_nvidia_registers_paths(registered, emulated):
+    plugin.register_nvidia()
+    assert registered == [("Qwen3ForCausalLM", "sgl_lowlatency.specs.nvidia.qwen3:SPEC")]
+    assert emulated == []
+
+
+def test_emulation_is_installed_on_request_only(registered, emulated, monkeypatch):
+    monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "1")
+    plugin.register_nvidia()
+    assert len(registered) == 1 and emulated == [1]
+
+
+def test_a_bad_variable_raises_before_anything_is_registered(registered, monkeypatch):
+    monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "maybe")
+    with pytest.raises(ValueError, match="SGL_LOWLATENCY_EMULATE='maybe' is not 0 or 1"):
+        plugin.register_nvidia()
+    assert registered == []
+
+
+def test_amd_registers_nothing(registered):
+    plugin.register_amd()
+    assert registered == []
