@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import http.client
 import json
 import signal
 import sys
@@ -29,9 +30,9 @@ METRICS_SETTLE_S = 2.0  # the coverage counters are exported every second
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--port, --timeout, --keep-logs and --json."""
-    parser.add_argument("--port", type=int, default=0, help="the first server's port, the second uses the next (default: free ones)")
+    parser.add_argument("--port", type=int, default=0, help="the first server's port, the second takes the next (default: any)")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds a server may take to start (default 180)")
-    parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="write the model and the servers' logs here and keep them")
+    parser.add_argument("--keep-logs", type=Path, metavar="DIR", help="write the model and the servers' logs there and keep them")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of text")
 
 
@@ -42,14 +43,12 @@ def run(args: argparse.Namespace) -> int:
     missing = server_setup.missing_requirement()
     if missing is not None:
         return say.fail(missing)
-    with _terminated_as_interrupt(), contextlib.ExitStack() as stack:
+    with _signals_interrupt(), contextlib.ExitStack() as stack:
         directory = args.keep_logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-demo-")))
         try:
             return _compare(directory, args, say, start_s)
         except ServerFailed as error:
             return say.fail(str(error))
-        except OSError as error:
-            return say.fail(f"a request failed: {error}; run again with --keep-logs DIR to see the server's log")
         except KeyboardInterrupt:
             return say.fail("interrupted; both servers are stopped")
 
@@ -91,23 +90,30 @@ def _compare(directory: Path, args: argparse.Namespace, say: _Reporter, start_s:
 
 
 def _ask(server: ServerProcess, name: str, timeout_s: float, say: _Reporter) -> dict[str, Answer]:
+    """The answers by prompt. Raises ServerFailed when the server does not start, dies, or leaves a request unanswered."""
     say.line(f"starting SGLang, {name}")
     ready_s = server.wait_ready(timeout_s, say.line)
     say.line(f"ready after {ready_s:.0f} s")
     answers = {}
-    for prompt in COMPLETIONS:
-        say.start(f"completion {prompt!r}:")
-        answers[prompt] = openai_client.complete(server.url, prompt, MAX_TOKENS, say.piece)
-        say.end()
-    say.start(f"chat {CHAT!r}:")
-    answers[CHAT] = openai_client.chat(server.url, CHAT, MAX_TOKENS, say.piece)
-    say.end()
-    say.line(f"{len(TOGETHER)} completions at once")
-    with concurrent.futures.ThreadPoolExecutor(len(TOGETHER)) as pool:
-        asked = [pool.submit(openai_client.complete, server.url, prompt, MAX_TOKENS, lambda _piece: None) for prompt in TOGETHER]
-        answers.update({prompt: future.result() for prompt, future in zip(TOGETHER, asked)})
-    server.require_alive()
+    try:
+        for prompt in COMPLETIONS:
+            say.start(f"completion {prompt!r}:")
+            answers[prompt] = openai_client.complete(server.url, prompt, MAX_TOKENS, say.piece)
+        say.start(f"chat {CHAT!r}:")
+        answers[CHAT] = openai_client.chat(server.url, CHAT, MAX_TOKENS, say.piece)
+        say.line(f"{len(TOGETHER)} completions at once")
+        with concurrent.futures.ThreadPoolExecutor(len(TOGETHER)) as pool:
+            answers.update(zip(TOGETHER, pool.map(lambda prompt: _complete_silently(server.url, prompt), TOGETHER)))
+    except (OSError, http.client.HTTPException) as error:
+        raise server.failure(f"a request failed: {error}") from error
+    for prompt, answer in answers.items():
+        if len(answer.output_ids) != MAX_TOKENS:
+            raise server.failure(f"the answer to {prompt!r} ended after {len(answer.output_ids)} of {MAX_TOKENS} tokens")
     return answers
+
+
+def _complete_silently(url: str, prompt: str) -> Answer:
+    return openai_client.complete(url, prompt, MAX_TOKENS, lambda _piece: None)
 
 
 class _Reporter:
@@ -162,7 +168,8 @@ class _Reporter:
         return not wrong
 
     def succeed(self, num_requests: int, num_tokens: int, num_steps: float, seconds: float) -> int:
-        self._finish(True, f"OK: {num_requests} requests, {num_tokens} tokens, {num_steps:.0f} steps by decode_step, {seconds:.0f} s")
+        steps = f"{num_steps:.0f} steps by decode_step"
+        self._finish(True, f"OK: {num_requests} requests, {num_tokens} tokens, {steps}, {seconds:.0f} s")
         return 0
 
     def fail(self, why: str) -> int:
@@ -178,14 +185,15 @@ class _Reporter:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM stops the servers as Ctrl-C does."""
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM, and SIGINT even where a shell left it ignored, stop the servers as Ctrl-C does."""
 
     def interrupt(_signum: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

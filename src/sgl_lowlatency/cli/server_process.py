@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ HOST = "127.0.0.1"
 POLL_INTERVAL_S = 0.5
 GRACEFUL_EXIT_S = 30.0  # SGLang looks for SIGTERM every 5 s, then gives its schedulers 15 s
 TAIL_LINES = 40
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+GUARD = "import os, signal, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), signal.SIGKILL)"
 
 
 class ServerFailed(RuntimeError):
@@ -49,8 +48,11 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,  # one process group for the server and all its workers
-                preexec_fn=_end_with_parent,
             )
+        # Nothing outlives us, however we end: the guard's input closes with us, and then it kills the group.
+        self._guard = subprocess.Popen(
+            [sys.executable, "-c", GUARD, str(self._process.pid)], stdin=subprocess.PIPE, start_new_session=True
+        )
 
     @property
     def url(self) -> str:
@@ -69,9 +71,9 @@ class ServerProcess:
         while not self._healthy():
             now_s = time.monotonic()
             if (code := self._process.poll()) is not None:
-                raise ServerFailed(f"the server exited with code {code} before it was ready{self._tail()}")
+                raise self.failure(f"the server exited with code {code} before it was ready")
             if now_s - start_s > timeout_s:
-                raise ServerFailed(f"the server was not ready within {timeout_s:.0f} s{self._tail()}")
+                raise self.failure(f"the server was not ready within {timeout_s:.0f} s")
             if now_s - told_s >= 10.0:
                 told_s = now_s
                 progress(f"still starting, {now_s - start_s:.0f} s: {self._last_line()}")
@@ -81,7 +83,7 @@ class ServerProcess:
     def require_alive(self) -> None:
         """Raises ServerFailed when the server process has ended."""
         if (code := self._process.poll()) is not None:
-            raise ServerFailed(f"the server exited with code {code}{self._tail()}")
+            raise self.failure(f"the server exited with code {code}")
 
     def request_stop(self) -> None:
         """Asks the server to finish and exit; `stop` waits for it."""
@@ -97,9 +99,16 @@ class ServerProcess:
 
     def kill(self) -> int:
         """Kills what is left of the server's process group and returns the server's exit code."""
+        self._guard.kill()
+        self._guard.communicate()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.wait()
+
+    def failure(self, what: str) -> ServerFailed:
+        """The exception that says `what`, followed by the last lines of the server's log."""
+        lines = [line for line in self.log_text().splitlines() if line.strip()][-TAIL_LINES:]
+        return ServerFailed(f"{what}\n--- last lines of {self.log} ---\n" + "\n".join(lines))
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -114,15 +123,6 @@ class ServerProcess:
     def _last_line(self) -> str:
         lines = [line for line in self.log_text().splitlines() if line.startswith("[")]  # SGLang's, not a warning's source
         return lines[-1][:120] if lines else "no output yet"
-
-    def _tail(self) -> str:
-        lines = [line for line in self.log_text().splitlines() if line.strip()][-TAIL_LINES:]
-        return f"\n--- last lines of {self.log} ---\n" + "\n".join(lines)
-
-
-def _end_with_parent() -> None:
-    """Runs in the child: the server gets SIGTERM when the thread that started it is gone, for whatever reason."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -105,8 +105,8 @@ class NvidiaStep:
 
     def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:
         rows = forward_batch.batch_size
-        # A fresh tensor each call: the caching allocator hands its memory out again only to later work of this stream,
-        # and under capture it lives in the graph's pool, so a hidden state that SGLang keeps is never overwritten.
+        # A fresh tensor each call: the caching allocator hands its memory out again only to later work of this stream, and
+        # under capture it lives in the graph's pool, so hidden states that SGLang keeps last as long as its own forward's.
         hidden = torch.empty((rows, self._geometry.hidden), dtype=torch.bfloat16, device=input_ids.device)
         stream = torch.cuda.current_stream(hidden.device).cuda_stream if hidden.is_cuda else 0
         self._step.launch(

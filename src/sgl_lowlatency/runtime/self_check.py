@@ -17,7 +17,7 @@ import torch
 
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
-from sgl_lowlatency.runtime.self_check_inputs import CheckBatch, CheckInputs, make_inputs, value_scale
+from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, make_inputs, value_scale
 from sgl_lowlatency.runtime.sglang_state import KvState
 
 SEED = 20_241
@@ -83,12 +83,13 @@ class SelfCheck:
         with _kept(kv, inputs), sglang_state.attention_metadata_kept():
             self._fill(kv, inputs, generator)
             for batch in inputs.batches:
-                report.lengths += batch.seq_lens.tolist()
-                forward_batch = sglang_state.decode_batch(template, **vars(batch))
+                report.lengths += batch.tokens["seq_lens"].tolist()
+                kv.req_to_token[inputs.request_rows, : inputs.columns] = batch.table
+                forward_batch = sglang_state.decode_batch(template, **batch.tokens)
                 sglang_state.plan_attention(forward_batch)
-                expected = self._outputs(original, forward_batch, kv, batch)
+                expected = self._outputs(original, forward_batch, kv)
                 sglang_state.plan_attention(forward_batch)
-                actual = self._outputs(ours, forward_batch, kv, batch)
+                actual = self._outputs(ours, forward_batch, kv)
                 self._compare(expected, actual, report)
                 report.num_batches += 1
         report.misses = [
@@ -100,8 +101,7 @@ class SelfCheck:
         return report
 
     def _fill(self, kv: KvState, inputs: CheckInputs, generator: torch.Generator) -> None:
-        """Writes the request rows and a real-scale context: K as the k norm leaves it, V as the projection makes it."""
-        kv.req_to_token[inputs.request_rows, : inputs.table.shape[1]] = inputs.table
+        """Writes a real-scale context: K as the k norm leaves it, V as the projection makes it."""
         device = inputs.slots.device
         noise = torch.Generator(device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
         for layer, module in enumerate(self._layers):
@@ -113,12 +113,13 @@ class SelfCheck:
             kv.k[layer][inputs.slots] = k.to(torch.bfloat16)
             kv.v[layer][inputs.slots] = v.to(torch.bfloat16)
 
-    def _outputs(self, forward: Callable[..., Any], forward_batch: Any, kv: KvState, batch: CheckBatch) -> _Outputs:
+    def _outputs(self, forward: Callable[..., Any], forward_batch: Any, kv: KvState) -> _Outputs:
+        written = forward_batch.out_cache_loc
         # poison: a row that is not written cannot pass
         for buffer in (*kv.k, *kv.v):
-            buffer[batch.out_cache_loc] = float("nan")
-        logits = forward(batch.input_ids, batch.positions, forward_batch).next_token_logits
-        pairs = [torch.stack([k[batch.out_cache_loc], v[batch.out_cache_loc]]) for k, v in zip(kv.k, kv.v)]
+            buffer[written] = float("nan")
+        logits = forward(forward_batch.input_ids, forward_batch.positions, forward_batch).next_token_logits
+        pairs = [torch.stack([k[written], v[written]]) for k, v in zip(kv.k, kv.v)]
         return _Outputs(logits=logits.float().clone(), kv_rows=torch.stack(pairs).float().flatten(start_dim=3))
 
     def _compare(self, expected: _Outputs, actual: _Outputs, report: SelfCheckReport) -> None:
@@ -139,15 +140,14 @@ def relative_l2(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def _kept(kv: KvState, inputs: CheckInputs) -> Iterator[None]:
     """Saves the slots and request rows of `inputs` to host memory and puts them back, the device idle on both sides."""
     _synchronize(inputs.slots.device)
-    columns = inputs.table.shape[1]
-    rows = kv.req_to_token[inputs.request_rows, :columns].clone()
+    rows = kv.req_to_token[inputs.request_rows, : inputs.columns].clone()
     saved = [(buffer, buffer[inputs.slots].cpu()) for buffer in (*kv.k, *kv.v)]
     try:
         yield
     finally:
         for buffer, values in saved:
             buffer[inputs.slots] = values.to(buffer.device)
-        kv.req_to_token[inputs.request_rows, :columns] = rows
+        kv.req_to_token[inputs.request_rows, : inputs.columns] = rows
         _synchronize(inputs.slots.device)
 
 

@@ -19,68 +19,72 @@ GUARD = 50.0  # V in the slot after a sequence's end: a mask that lets it in sho
 
 @dataclass(frozen=True)
 class CheckBatch:
-    """One decode batch. All tensors int64 [rows]; seq_lens include the new token, whose slot is out_cache_loc."""
+    """One decode batch. tokens: the step's inputs by name, int64 [rows] each; seq_lens include the new token, whose slot is
+    out_cache_loc. table: [rows, columns] int32, what the first columns of the request rows must hold."""
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    seq_lens: torch.Tensor
-    req_pool_indices: torch.Tensor
-    out_cache_loc: torch.Tensor
+    tokens: dict[str, torch.Tensor]
+    table: torch.Tensor
 
 
 @dataclass(frozen=True)
 class CheckInputs:
-    """rows of req_to_token and slots that the batches use, and the batches. `slots` [n] int64, `request_rows` [m] int64."""
+    """The batches, and what they use of SGLang's: request_rows [rows] int64 of req_to_token, the same in every batch, and
+    slots [n] int64. loudness: [n] float, the factor on a slot's V."""
 
     batches: list[CheckBatch]
     request_rows: torch.Tensor
     slots: torch.Tensor
-    table: torch.Tensor  # [m, columns] int32: what the first columns of those rows must hold
-    loudness: torch.Tensor  # [n] float: factor on V of a slot
+    loudness: torch.Tensor
+
+    @property
+    def columns(self) -> int:
+        return self.batches[0].table.shape[1]
 
 
 def make_inputs(geometry: Geometry, kv: KvState, rows: int, generator: torch.Generator) -> CheckInputs:
     """Batches of `rows` requests that cover LENGTHS, as far as the context, the rope table and the pool allow.
 
-    Every length has its own request row; a batch whose rows outnumber the lengths gets more short requests. Raises
-    RuntimeError when the pool cannot hold one token a row.
+    Every length has slots of its own; where rows outnumber the lengths left, a batch is filled up with short requests.
+    Raises RuntimeError when the pool cannot hold one token a request.
     """
-    requests = _request_lengths(geometry, kv, rows)
+    lengths = _request_lengths(geometry, kv, rows)
     device = kv.req_to_token.device
+    table, loudness = _scatter(lengths, kv, generator)
+    request_rows = 1 + torch.randperm(kv.req_to_token.shape[0] - 1, generator=generator)[:rows]  # row 0 is SGLang's padding
+    batches = []
+    for first in range(0, len(lengths), rows):
+        at = slice(first, first + rows)
+        seq_lens = torch.tensor(lengths[at])
+        tokens = {
+            "input_ids": torch.randint(0, geometry.vocab, (rows,), generator=generator),
+            "positions": seq_lens - 1,
+            "seq_lens": seq_lens,
+            "req_pool_indices": request_rows,
+            "out_cache_loc": table[at].gather(1, seq_lens[:, None] - 1).flatten(),
+        }
+        on_device = {name: tensor.to(device) for name, tensor in tokens.items()}
+        batches.append(CheckBatch(on_device, table[at].to(device=device, dtype=torch.int32)))
+    slots = loudness.nonzero().flatten()
+    return CheckInputs(batches, request_rows.to(device), slots.to(device), loudness[slots].to(device))
+
+
+def _scatter(lengths: list[int], kv: KvState, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Slots for every token of every request, on scattered pages: table [requests, columns] int64, and the loudness of
+    every slot of the pool [num_slots], 0 where none lies."""
     page, num_pages = kv.page_size, kv.num_slots // kv.page_size
     pages = 1 + torch.randperm(num_pages - 1, generator=generator)  # page 0 is SGLang's padding
-    columns = max(requests) + 1
-    table = torch.zeros((len(requests), columns), dtype=torch.int64)
-    loudness = torch.ones(kv.num_slots)
-    used = torch.zeros(kv.num_slots, dtype=torch.bool)
+    table = torch.zeros((len(lengths), max(lengths) + 1), dtype=torch.int64)
+    loudness = torch.zeros(kv.num_slots)
     taken = 0
-    for row, length in enumerate(requests):
+    for row, length in enumerate(lengths):
         needed = _pages(length, page)
         slots = (pages[taken : taken + needed, None] * page + torch.arange(page)).flatten()
         taken += needed
         table[row, : length + 1] = slots[: length + 1]
-        used[slots] = True
-        loud = [0, max(0, length - 2), *range(LOUD_STRIDE, length, LOUD_STRIDE)]
-        loudness[slots[loud]] = LOUD
+        loudness[slots] = 1.0
+        loudness[slots[[0, max(0, length - 2), *range(LOUD_STRIDE, length, LOUD_STRIDE)]]] = LOUD
         loudness[slots[length]] = GUARD
-    request_rows = 1 + torch.randperm(kv.req_to_token.shape[0] - 1, generator=generator)[: len(requests)]
-    lengths = torch.tensor(requests)
-    batches = []
-    for first in range(0, len(requests), rows):
-        at = slice(first, first + rows)
-        last = lengths[at] - 1
-        new_slots = table[at].gather(1, last[:, None]).flatten()
-        tokens = torch.randint(0, geometry.vocab, (rows,), generator=generator)
-        tensors = (tokens, last, lengths[at], request_rows[at], new_slots)
-        batches.append(CheckBatch(*(tensor.to(device) for tensor in tensors)))
-    slots = used.nonzero().flatten()
-    return CheckInputs(
-        batches=batches,
-        request_rows=request_rows.to(device),
-        slots=slots.to(device),
-        table=table.to(device=device, dtype=torch.int32),
-        loudness=loudness[slots].to(device),
-    )
+    return table, loudness
 
 
 def _pages(length: int, page_size: int) -> int:
@@ -92,7 +96,7 @@ def _request_lengths(geometry: Geometry, kv: KvState, rows: int) -> list[int]:
     pages = kv.num_slots // kv.page_size - 1
     wanted = list(LENGTHS) + [1 + 7 * i for i in range(-len(LENGTHS) % rows)]
     fixed = sum(_pages(1, kv.page_size) for _ in wanted)
-    if fixed > pages or len(wanted) > kv.req_to_token.shape[0] - 1:
+    if fixed > pages or rows > kv.req_to_token.shape[0] - 1:
         raise RuntimeError(
             f"decode_step self-check: a KV pool of {kv.num_slots} slots and {kv.req_to_token.shape[0]} request rows is too "
             f"small to check {rows} rows"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 
 import pytest
@@ -21,14 +22,15 @@ class Oracle:
 
 
 SAME, OTHER = Answer("ab", [1], [5, 6]), Answer("ac", [1], [5, 7])
+MARGIN = "float64 puts token 7 {:.3f} below the best logit, rounding explains 0.200"
 
 
 @pytest.mark.parametrize(
     "ours, gap, accepted, text",
     [
         (SAME, 9.0, True, "'p': 2 tokens equal"),
-        (OTHER, 0.1, True, "'p': differs from token 1 on: float64 puts token 7 0.100 below the best logit, rounding explains 0.200: not decided"),
-        (OTHER, 0.3, False, "'p': differs from token 1 on: float64 puts token 7 0.300 below the best logit, rounding explains 0.200: WRONG"),
+        (OTHER, 0.1, True, f"'p': differs from token 1 on: {MARGIN.format(0.1)}: not decided"),
+        (OTHER, 0.3, False, f"'p': differs from token 1 on: {MARGIN.format(0.3)}: WRONG"),
     ],
 )
 def test_verdicts(capsys, ours, gap, accepted, text):
@@ -52,6 +54,9 @@ class FakeServer:
     def require_alive(self):
         pass
 
+    def failure(self, what):
+        return ServerFailed(f"{what}\nlast lines")
+
     def request_stop(self):
         FakeServer.log_of.append((self.name, "asked to stop"))
 
@@ -67,6 +72,7 @@ def faked(monkeypatch):
     FakeServer.log_of = []
     monkeypatch.setattr(demo, "ServerProcess", FakeServer)
     monkeypatch.setattr(demo, "METRICS_SETTLE_S", 0.0)
+    monkeypatch.setattr(demo, "MAX_TOKENS", len(SAME.output_ids))
     monkeypatch.setattr(server_setup, "missing_requirement", lambda: None)
 
     def answer(url, prompt, max_tokens, on_text):
@@ -121,6 +127,26 @@ def test_failures_kill_both_servers(faked, capsys, error):
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "demo: FAILED: " + (str(error) or "interrupted; both servers are stopped")
     assert ("plugin", "kill") in FakeServer.log_of and ("standard", "kill") in FakeServer.log_of
+
+
+@pytest.mark.parametrize(
+    "ending, message",
+    [
+        (ConnectionResetError("reset by peer"), "a request failed: reset by peer"),
+        (http.client.IncompleteRead(b""), "a request failed: IncompleteRead(0 bytes read)"),
+        (None, "the answer to 'the people of water' ended after 1 of 2 tokens"),
+    ],
+)
+def test_an_answer_cut_short_is_reported_with_the_log(faked, capsys, ending, message):
+    def cut_short(url, prompt, max_tokens, on_text):
+        if ending is not None:
+            raise ending
+        return Answer("a", [1], [5])
+
+    faked.setattr(openai_client, "complete", cut_short)
+    assert main.main(["demo"]) == 1
+    assert capsys.readouterr().out.endswith(f"demo: FAILED: {message}\nlast lines\n")
+    assert FakeServer.log_of[-1] == ("standard", "kill")
 
 
 def test_a_missing_sglang_is_named(monkeypatch, capsys):

@@ -21,12 +21,15 @@ def make(kv, rows):
     return make_inputs(GEOMETRY, kv, rows, torch.Generator().manual_seed(3))
 
 
+def lengths_of(inputs):
+    return torch.cat([batch.tokens["seq_lens"] for batch in inputs.batches]).tolist()
+
+
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_every_width_meets_every_length(rows):
     inputs = make(pool(), rows)
-    lengths = torch.cat([batch.seq_lens for batch in inputs.batches]).tolist()
-    assert lengths[: len(LENGTHS)] == list(LENGTHS)
-    assert all(len(batch.seq_lens) == rows for batch in inputs.batches)
+    assert lengths_of(inputs)[: len(LENGTHS)] == list(LENGTHS)
+    assert all(len(tensor) == rows for batch in inputs.batches for tensor in (*batch.tokens.values(), batch.table))
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -34,11 +37,9 @@ def test_slots_are_whole_scattered_pages_used_once(page_size):
     kv = pool(num_slots=64 * 200, page_size=page_size)
     inputs = make(kv, 5)
     seen = []
-    lengths = torch.cat([batch.seq_lens for batch in inputs.batches])
-    for row, length in enumerate(lengths.tolist()):
-        slots = inputs.table[row, : length + 1]
-        seen.append(slots)
-        assert torch.equal(slots % page_size, torch.arange(length + 1, dtype=torch.int32) % page_size)
+    for slots_of_row, length in zip(torch.cat([batch.table for batch in inputs.batches]), lengths_of(inputs)):
+        seen.append(slots_of_row[: length + 1])
+        assert torch.equal(seen[-1] % page_size, torch.arange(length + 1, dtype=torch.int32) % page_size)
     used = torch.cat(seen)
     assert len(used.unique()) == len(used) and int(used.min()) >= page_size, "a slot is used twice or is padding"
     assert set(used.tolist()) <= set(inputs.slots.tolist())
@@ -48,19 +49,24 @@ def test_slots_are_whole_scattered_pages_used_once(page_size):
 
 def test_positions_new_slots_and_rows_belong_together():
     inputs = make(pool(), 4)
-    by_row = {int(row): inputs.table[index] for index, row in enumerate(inputs.request_rows)}
-    assert 0 not in by_row and len(by_row) == sum(len(batch.seq_lens) for batch in inputs.batches)
+    assert 0 not in inputs.request_rows and len(inputs.request_rows.unique()) == 4
     for batch in inputs.batches:
-        assert torch.equal(batch.positions, batch.seq_lens - 1)
-        for row, position, slot in zip(batch.req_pool_indices, batch.positions, batch.out_cache_loc):
-            assert int(by_row[int(row)][position]) == int(slot)
+        tokens = batch.tokens
+        assert torch.equal(tokens["req_pool_indices"], inputs.request_rows)
+        assert torch.equal(tokens["positions"], tokens["seq_lens"] - 1)
+        for slots, position, slot in zip(batch.table, tokens["positions"], tokens["out_cache_loc"]):
+            assert int(slots[position]) == int(slot)
+
+
+def test_a_batch_needs_no_more_request_rows_than_it_has_requests():
+    inputs = make(pool(request_rows=4), 3)
+    assert sorted(inputs.request_rows.tolist()) == [1, 2, 3] and set(LENGTHS) <= set(lengths_of(inputs))
 
 
 def test_ends_and_guards_are_loud():
     inputs = make(pool(), 1)
     loudness = dict(zip(inputs.slots.tolist(), inputs.loudness.tolist()))
-    row = LENGTHS.index(1000)
-    slots = inputs.table[row].tolist()
+    slots = inputs.batches[LENGTHS.index(1000)].table[0].tolist()
     assert loudness[slots[1000]] == GUARD
     assert all(loudness[slots[at]] == LOUD for at in (0, 64, 128, 998))
     assert loudness[slots[1]] == 1.0
@@ -68,12 +74,12 @@ def test_ends_and_guards_are_loud():
 
 def test_lengths_shrink_to_the_context_and_the_pool():
     small_context = make(pool(context=101), 1)
-    assert max(int(batch.seq_lens) for batch in small_context.batches) == 100
+    assert max(lengths_of(small_context)) == 100
     small_pool = make(pool(num_slots=301), 1)
-    lengths = [int(batch.seq_lens) for batch in small_pool.batches]
+    lengths = lengths_of(small_pool)
     assert lengths[:5] == list(LENGTHS[:5]) and sum(lengths) + len(lengths) <= 300
     short_rope = make_inputs(dataclasses.replace(GEOMETRY, max_position=40), pool(), 1, torch.Generator().manual_seed(0))
-    assert max(int(batch.seq_lens) for batch in short_rope.batches) == 40
+    assert max(lengths_of(short_rope)) == 40
 
 
 @pytest.mark.parametrize("sizes", [{"num_slots": 12}, {"request_rows": 5}])

@@ -1,0 +1,57 @@
+"""From a loaded model to the object SGLang installs: weight views, plans, workspace, step."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
+
+from sgl_lowlatency.build.device_limits import DeviceLimits, device_limits
+from sgl_lowlatency.build.progress import Progress
+from sgl_lowlatency.build.weights import collect_weights, rope_table
+from sgl_lowlatency.kernels.decode_step import DecodeStep
+from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.plan.static_plan import StaticPlan, make_plan
+from sgl_lowlatency.plan.validate import validate
+from sgl_lowlatency.runtime.nvidia_step import NvidiaStep
+
+logger = logging.getLogger(__name__)
+
+
+def build_qwen3(
+    model: torch.nn.Module, hf_config: Any, ctx: BuildContext, *, tolerances: Mapping[str, float]
+) -> NvidiaStep:
+    """Builds the decode step of a loaded Qwen3ForCausalLM; the `build` of its MegakernelSpec, which names the tolerances.
+
+    Runs after the weights' post-processing and before KV sizing: all device memory the step keeps is allocated here, the
+    weights are views of the model's. Raises ValueError when a weight or a plan does not fit.
+    """
+    progress = Progress("building decode_step", logger)
+    device = model.model.embed_tokens.weight.device
+    limits = device_limits(device)
+    geometry = dataclasses.replace(Geometry.from_hf_config(hf_config), max_position=rope_table(model).shape[0])
+    weights = collect_weights(model, geometry)
+    plans = _plans(geometry, ctx.widths, limits, progress)
+    progress.step("allocating the workspace")
+    step = DecodeStep(geometry, plans, weights, device, ctx.deadline_s)
+    return NvidiaStep(
+        model=model, geometry=geometry, step=step, plans=plans, tolerances=tolerances, device_name=limits.name
+    )
+
+
+def _plans(
+    geometry: Geometry, widths: tuple[int, ...], limits: DeviceLimits, progress: Progress
+) -> dict[int, StaticPlan]:
+    plans = {}
+    for rows in widths:
+        progress.step(f"plan {len(plans) + 1} of {len(widths)}")
+        plan = make_plan(geometry, rows, limits.grid, limits.shared_memory_bytes)
+        faults = validate(plan)
+        if faults:
+            raise ValueError(f"the plan for {rows} rows on {limits.name} is invalid:\n  - " + "\n  - ".join(faults))
+        plans[rows] = plan
+    return plans

@@ -1,0 +1,41 @@
+"""The kernel's weights as views of SGLang's own tensors. Nothing is copied; DecodeStep checks every shape, dtype and stride."""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
+from sgl_lowlatency.kernels.geometry import Geometry
+
+
+def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWeights:
+    """Views of a loaded Qwen3ForCausalLM's parameters, in the layouts DecodeStep reads.
+
+    The rope table is layer 0's: SGLang's layers share one (guard/model.py refuses a model whose layers do not).
+    """
+    inner = model.model
+    layers = [
+        LayerTensors(
+            input_norm=layer.input_layernorm.weight.detach(),
+            qkv=layer.self_attn.qkv_proj.weight.detach(),
+            q_norm=layer.self_attn.q_norm.weight.detach(),
+            k_norm=layer.self_attn.k_norm.weight.detach(),
+            out_proj=layer.self_attn.o_proj.weight.detach(),
+            post_norm=layer.post_attention_layernorm.weight.detach(),
+            gate_up=layer.mlp.gate_up_proj.weight.detach(),
+            down=layer.mlp.down_proj.weight.detach(),
+        )
+        for layer in inner.layers
+    ]
+    return DecodeStepWeights(
+        # SGLang may pad the vocabulary's rows; token ids stay below the config's vocabulary
+        embedding=inner.embed_tokens.weight.detach()[: geometry.vocab],
+        final_norm=inner.norm.weight.detach(),
+        cos_sin=rope_table(model),
+        layers=layers,
+    )
+
+
+def rope_table(model: torch.nn.Module) -> torch.Tensor:
+    """The model's cos/sin table [positions, head_dim], fp32 where SGLang keeps it so."""
+    return model.model.layers[0].self_attn.rotary_emb.cos_sin_cache

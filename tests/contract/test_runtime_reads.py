@@ -1,0 +1,74 @@
+"""What the runtime reads of SGLang beyond the published contract is there, under the names it uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.model_executor.runner_utils import capture_mode
+from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+
+from sgl_lowlatency.runtime import sglang_state
+from sgl_lowlatency.runtime.fallback import fallback_reason
+
+
+def parameters(function):
+    return list(inspect.signature(function).parameters)
+
+
+def test_plan_knows_every_parameter_of_the_forward_it_stands_before():
+    theirs = parameters(Qwen3ForCausalLM.forward)
+    assert theirs[:4] == ["self", "input_ids", "positions", "forward_batch"]
+    ours = inspect.signature(fallback_reason).parameters
+    assert [name for name in theirs[4:] if name not in ours] == []
+    for name in theirs[4:]:
+        assert ours[name].default == inspect.signature(Qwen3ForCausalLM.forward).parameters[name].default, name
+
+
+def test_the_logits_processor_is_called_as_the_model_calls_it():
+    assert parameters(LogitsProcessor.forward)[:6] == [
+        "self", "input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states",
+    ]
+    assert "self.logits_processor(" in inspect.getsource(Qwen3ForCausalLM.forward)
+
+
+def test_a_batch_of_the_self_check_leaves_no_field_of_the_live_one_that_names_its_requests():
+    """Fields that hold the live batch's requests or bind its outputs are replaced; a new one upstream must be looked at."""
+    replaced = inspect.getsource(sglang_state.decode_batch)
+    fields = {field.name for field in dataclasses.fields(ForwardBatch)}
+    per_request = {
+        "input_ids", "req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "seq_lens_sum", "orig_seq_lens",
+        "positions", "out_cache_loc", "out_cache_loc_virtual", "kv_loc_plan", "kv_loc_cols", "residual_stream",
+        "next_token_logits_buffer", "aux_hidden_states_buffer", "capture_hidden_mode", "return_logprob",
+        "forward_metadata_ready", "batch_size",
+    }
+    assert per_request <= fields
+    assert [name for name in sorted(per_request) if f"{name}=" not in replaced] == []
+
+
+@pytest.mark.parametrize(
+    "owner, name",
+    [
+        (AttentionBackend, "kv_index_translator"),
+        (AttentionBackend, "init_forward_metadata"),
+        (KVIndexTranslator, "bind_runner_slots"),
+        (MHATokenToKVPool, "get_kv_buffer"),
+        (capture_mode, "is_capture_mode"),
+        (ForwardMode.DECODE, "is_target_verify"),
+    ],
+)
+def test_the_names_exist(owner, name):
+    assert hasattr(owner, name)
+
+
+def test_capture_mode_is_read_where_sglang_sets_it():
+    assert sglang_state.capturing_graphs() is False
+    with capture_mode.model_capture_mode():
+        assert sglang_state.capturing_graphs() is True
+    assert sglang_state.capturing_graphs() is False
