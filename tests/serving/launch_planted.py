@@ -1,20 +1,21 @@
-"""SGLang's server with a kernel that, in host emulation, leaves out the oldest token (dialect::Planted::kMaskOffByOne).
+"""SGLang's server with a kernel that carries, in host emulation, the bug numbered PLANTED_BUG (dialect::Planted).
 
 SGLang starts its scheduler with `spawn`, which runs the top level of this file in the scheduler as well.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from sgl_lowlatency.kernels import decode_step
 
-MASK_OFF_BY_ONE = 8
+PLANTED_BUG = int(os.environ["PLANTED_BUG"])
 _construct = decode_step.DecodeStep.__init__
 
 
 def _construct_planted(self, *args, **kwargs):
-    _construct(self, *args, **kwargs, emulation=decode_step.EmulationOptions(planted=MASK_OFF_BY_ONE))
+    _construct(self, *args, **kwargs, emulation=decode_step.EmulationOptions(planted=PLANTED_BUG))
 
 
 decode_step.DecodeStep.__init__ = _construct_planted

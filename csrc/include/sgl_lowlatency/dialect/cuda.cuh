@@ -7,7 +7,9 @@
 #include "sgl_lowlatency/dialect/planted.hpp"
 
 #define SGL_DEVICE __device__ __forceinline__
-#define SGL_DEVICE_COLD __device__ __noinline__
+// Internal linkage: nvcc leaves a host stub of a function that is not inlined, and the linker must not take it for the host
+// dialect's function of the same name.
+#define SGL_DEVICE_COLD static __device__ __noinline__
 #define SGL_UNROLL _Pragma("unroll")
 
 #ifndef SGL_LOWLATENCY_PLANTED

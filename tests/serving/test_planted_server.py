@@ -1,4 +1,4 @@
-"""A kernel that computes something else does not get to serve: the server prints the figures and exits."""
+"""A kernel that computes something else does not get to serve, and one that hangs ends the server with its record."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from sgl_lowlatency.cli.server_process import ServerFailed, ServerProcess
 
 LAUNCH_PLANTED = Path(__file__).with_name("launch_planted.py")
 START_TIMEOUT_S = 300.0
+WITHHELD_SIGNAL, MASK_OFF_BY_ONE = 3, 8  # dialect::Planted
 
 
-def test_a_wrong_kernel_refuses_the_server(tiny_model, tmp_path):
+@pytest.mark.parametrize(
+    "planted, self_check, message",
+    [
+        (MASK_OFF_BY_ONE, "1", r"decode_step self-check failed, the server is refused: 1 rows, .* is not within 0\.12"),
+        (WITHHELD_SIGNAL, "0", r"decode_step stopped: rank 0, SM \d, block \d, layer 0 waited \d+\.\d+ s for edge 'out_proj': expected \d+, seen \d+"),
+    ],
+    ids=["wrong", "hanging"],
+)
+def test_a_planted_kernel_ends_the_server(planted, self_check, message, tiny_model, tmp_path):
     setup = server_setup.server_setup(tiny_model)
     if "SGL_LOWLATENCY_EMULATE" not in setup.environment:
         pytest.skip("bugs are planted in host emulation only; a GPU takes a build with SGL_LOWLATENCY_PLANTED")
     arguments = [*setup.arguments, server_setup.PLUGIN_FLAG]
-    server = ServerProcess(arguments, server_setup.free_port(), tmp_path / "log", setup.environment, [str(LAUNCH_PLANTED)])
+    environment = {**setup.environment, "PLANTED_BUG": str(planted), "SGL_LOWLATENCY_SELF_CHECK": self_check}
+    server = ServerProcess(arguments, server_setup.free_port(), tmp_path / "log", environment, [str(LAUNCH_PLANTED)])
     try:
         # SGLang's own warm-up request runs the first decode step, so the server is never ready
         with pytest.raises(ServerFailed, match="exited with code"):
@@ -28,5 +38,5 @@ def test_a_wrong_kernel_refuses_the_server(tiny_model, tmp_path):
         code = server.kill()
     assert code != 0
     log = server.log_text()
-    assert re.search(r"decode_step self-check failed, the server is refused: 1 rows, .* is not within 0\.12", log), log[-3000:]
+    assert re.search(message, log), log[-3000:]
     assert "Scheduler hit an exception" in log
