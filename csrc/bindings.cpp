@@ -5,6 +5,10 @@
 #include <cstring>
 #include <map>
 #include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "emulation/decode_step.hpp"
 #include "emulation/selftest.hpp"
@@ -14,6 +18,9 @@ namespace py = pybind11;
 
 namespace sgl_lowlatency {
 namespace {
+
+// Name, address, bytes and track_reads of memory whose ordering the emulation checks (emulation::Region).
+using RegionTuple = std::tuple<std::string, uintptr_t, size_t, bool>;
 
 std::map<std::string, std::vector<std::string>> backends() {
   std::map<std::string, std::vector<std::string>> found{{"emulation", {"host"}}};
@@ -30,7 +37,10 @@ py::bytes pack_table(const std::vector<std::vector<Word>>& entries) {
   static_assert(sizeof(T) == sizeof(Word) * kFields, "a table entry is its fields and nothing else");
   std::string bytes(entries.size() * sizeof(T), '\0');
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i].size() != kFields) throw std::invalid_argument("entry " + std::to_string(i) + " has " + std::to_string(entries[i].size()) + " fields, not " + std::to_string(kFields));
+    if (entries[i].size() != kFields) {
+      throw std::invalid_argument("entry " + std::to_string(i) + " has " + std::to_string(entries[i].size()) + " fields, not " +
+                                  std::to_string(kFields));
+    }
     std::memcpy(&bytes[i * sizeof(T)], entries[i].data(), sizeof(T));
   }
   return py::bytes(bytes);
@@ -51,8 +61,12 @@ py::object read_fault(uintptr_t address) {
   return py::cast(*record);
 }
 
-void acknowledge_fault(uintptr_t address) { __atomic_store_n(&reinterpret_cast<abi::FaultRecord*>(address)->host_ack, 1u, __ATOMIC_RELEASE); }
+// Pairs with raise_fault's relaxed poll of `host_ack`, which reads nothing else.
+void acknowledge_fault(uintptr_t address) {
+  __atomic_store_n(&reinterpret_cast<abi::FaultRecord*>(address)->host_ack, 1u, __ATOMIC_RELEASE);
+}
 
+// Relaxed: figures that order nothing; the newest launch may not be in them yet.
 std::vector<uint64_t> read_executed(uintptr_t address) {
   const auto* counts = reinterpret_cast<const uint64_t*>(address);
   std::vector<uint64_t> out(abi::kMaxRows + 1);
@@ -64,16 +78,15 @@ void bind_abi(py::module_& m) {
   py::module_ a = m.def_submodule("abi", "Constants and structs of abi/decode_step.hpp");
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
-  SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kNumThreads); SGL_CONSTANT(kStageK); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages);
-  SGL_CONSTANT(kPanelPadBytes); SGL_CONSTANT(kScratchPitch); SGL_CONSTANT(kNumOps); SGL_CONSTANT(kNumEdges);
+  SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kStageK); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages); SGL_CONSTANT(kPanelPadBytes);
+  SGL_CONSTANT(kNumEdges);
 #undef SGL_CONSTANT
   a.attr("kSyncStateBytes") = py::int_(sizeof(abi::SyncState));
   a.attr("kFaultRecordBytes") = py::int_(sizeof(abi::FaultRecord));
-  a.attr("kFaultKinds") = py::dict(
-      py::arg("edge_deadline") = static_cast<uint32_t>(abi::kFaultEdgeDeadline), py::arg("ring_full") = static_cast<uint32_t>(abi::kFaultRingFull),
-      py::arg("ring_empty") = static_cast<uint32_t>(abi::kFaultRingEmpty), py::arg("bad_token_id") = static_cast<uint32_t>(abi::kFaultBadTokenId),
-      py::arg("bad_position") = static_cast<uint32_t>(abi::kFaultBadPosition), py::arg("bad_length") = static_cast<uint32_t>(abi::kFaultBadLength),
-      py::arg("bad_request_row") = static_cast<uint32_t>(abi::kFaultBadRequestRow), py::arg("bad_slot") = static_cast<uint32_t>(abi::kFaultBadSlot));
+  a.attr("kFaultKinds") = std::map<std::string, uint32_t>{
+      {"edge_deadline", abi::kFaultEdgeDeadline}, {"ring_full", abi::kFaultRingFull},      {"ring_empty", abi::kFaultRingEmpty},
+      {"bad_token_id", abi::kFaultBadTokenId},    {"bad_position", abi::kFaultBadPosition}, {"bad_length", abi::kFaultBadLength},
+      {"bad_request_row", abi::kFaultBadRequestRow}, {"bad_slot", abi::kFaultBadSlot}};
   a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "attention", "out_proj", "gate_up", "down"};
 
   py::class_<abi::SmemLayout>(a, "SmemLayout")
@@ -82,17 +95,22 @@ void bind_abi(py::module_& m) {
       .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("panel", &abi::SmemLayout::panel)
       .def_readonly("ring", &abi::SmemLayout::ring).def_readonly("total_bytes", &abi::SmemLayout::total_bytes);
   m.def("smem_layout", &abi::smem_layout, py::arg("rows"), py::arg("max_panel_bytes"), py::arg("max_tiles_multi_panel"), py::arg("num_stages"));
+  m.def("panel_row_bytes", &abi::panel_row_bytes, py::arg("k_panel"), "Bytes of one padded row of an activation panel");
+  m.def("merge_scratch_bytes", &abi::merge_scratch_bytes, py::arg("head_dim"), "Bytes the attention merge needs in place of a panel");
+  m.def("head_subgroups", &abi::head_subgroups, py::arg("num_q_heads"), py::arg("num_kv_heads"), "Attention items that share one kv head");
 
   py::class_<abi::Geometry>(a, "Geometry")
       .def(py::init([] { return abi::Geometry{}; }))
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::Geometry::name)
-      SGL_FIELD(num_layers) SGL_FIELD(hidden) SGL_FIELD(num_q_heads) SGL_FIELD(num_kv_heads) SGL_FIELD(head_dim) SGL_FIELD(intermediate) SGL_FIELD(vocab)
-      SGL_FIELD(max_position) SGL_FIELD(kv_slot_stride) SGL_FIELD(req_to_token_stride) SGL_FIELD(num_request_rows) SGL_FIELD(num_kv_slots) SGL_FIELD(rms_eps) SGL_FIELD(softmax_scale);
+      SGL_FIELD(num_layers) SGL_FIELD(hidden) SGL_FIELD(num_q_heads) SGL_FIELD(num_kv_heads) SGL_FIELD(head_dim) SGL_FIELD(intermediate)
+      SGL_FIELD(vocab) SGL_FIELD(max_position) SGL_FIELD(kv_slot_stride) SGL_FIELD(req_to_token_stride) SGL_FIELD(num_request_rows)
+      SGL_FIELD(num_kv_slots) SGL_FIELD(rms_eps) SGL_FIELD(softmax_scale);
 #undef SGL_FIELD
 
   py::class_<abi::FaultRecord>(a, "FaultRecord")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::FaultRecord::name)
-      SGL_FIELD(kind) SGL_FIELD(rank) SGL_FIELD(sm) SGL_FIELD(block) SGL_FIELD(layer) SGL_FIELD(edge) SGL_FIELD(expected) SGL_FIELD(seen) SGL_FIELD(waited_ns);
+      SGL_FIELD(kind) SGL_FIELD(rank) SGL_FIELD(sm) SGL_FIELD(block) SGL_FIELD(layer) SGL_FIELD(edge) SGL_FIELD(expected) SGL_FIELD(seen)
+      SGL_FIELD(waited_ns);
 #undef SGL_FIELD
 
   py::class_<abi::DecodeStepParams> params(a, "DecodeStepParams");
@@ -107,11 +125,13 @@ void bind_abi(py::module_& m) {
       }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"), py::arg("producers"));
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
   SGL_POINTER(layers); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
-  SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc); SGL_POINTER(req_to_token);
-  SGL_POINTER(residual); SGL_POINTER(qkv); SGL_POINTER(attention_out); SGL_POINTER(activation); SGL_POINTER(partial_out); SGL_POINTER(partial_max_sum);
-  SGL_POINTER(split_tickets); SGL_POINTER(hidden_out); SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
+  SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc);
+  SGL_POINTER(req_to_token); SGL_POINTER(residual); SGL_POINTER(qkv); SGL_POINTER(attention_out); SGL_POINTER(activation);
+  SGL_POINTER(partial_out); SGL_POINTER(partial_max_sum); SGL_POINTER(split_tickets); SGL_POINTER(hidden_out);
+  SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
-  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 8>, "Device table of LayerWeights from 8 pointers a layer, in the struct's order");
+  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 8>,
+        "Device table of LayerWeights from 8 pointers a layer, in the struct's order");
   m.def("pack_kv_layers", &pack_table<abi::KvLayer, uint64_t, 2>, "Device table of KvLayer from (k, v) pointers");
   m.def("pack_tile_ranges", &pack_table<abi::TileRange, int32_t, 2>, "Device table of TileRange from (begin, count) pairs");
 }
@@ -120,31 +140,33 @@ void bind_emulation(py::module_& m) {
   py::class_<emulation::Race>(m, "Race")
       .def_property_readonly("kind", [](const emulation::Race& r) { return std::string(emulation::name(r.kind)); })
 #define SGL_FIELD(name) .def_readonly(#name, &emulation::Race::name)
-      SGL_FIELD(region) SGL_FIELD(offset) SGL_FIELD(bytes) SGL_FIELD(first_block) SGL_FIELD(first_warp) SGL_FIELD(first_lane) SGL_FIELD(second_block) SGL_FIELD(second_warp)
-      SGL_FIELD(second_lane) SGL_FIELD(stale);
+      SGL_FIELD(region) SGL_FIELD(offset) SGL_FIELD(bytes) SGL_FIELD(first_block) SGL_FIELD(first_warp) SGL_FIELD(first_lane)
+      SGL_FIELD(second_block) SGL_FIELD(second_warp) SGL_FIELD(second_lane) SGL_FIELD(stale);
+#undef SGL_FIELD
   py::class_<emulation::Report>(m, "EmulationReport")
       .def_property_readonly("status", [](const emulation::Report& r) { return std::string(emulation::name(r.status)); })
-#undef SGL_FIELD
 #define SGL_FIELD(name) .def_readonly(#name, &emulation::Report::name)
       SGL_FIELD(message) SGL_FIELD(switches) SGL_FIELD(slices) SGL_FIELD(virtual_ns) SGL_FIELD(num_races) SGL_FIELD(races);
 #undef SGL_FIELD
   m.def(
       "emulation_launch",
-      [](const abi::DecodeStepParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation, const std::vector<std::tuple<std::string, uintptr_t, size_t, bool>>& regions) {
+      [](const abi::DecodeStepParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation,
+         const std::vector<RegionTuple>& regions) {
         emulation::Options options;
         options.seed = seed;
         options.planted = static_cast<dialect::Planted>(planted);
         options.starvation = starvation;
-        for (const auto& [name, base, bytes, track_reads] : regions) options.regions.push_back({name.c_str(), reinterpret_cast<void*>(base), bytes, track_reads});
+        for (const auto& [name, base, bytes, track_reads] : regions) {
+          options.regions.push_back({name.c_str(), reinterpret_cast<void*>(base), bytes, track_reads});
+        }
         py::gil_scoped_release release;
         return emulation::decode_step(params, grid, options);
       },
       py::arg("params"), py::arg("grid"), py::arg("seed") = 0, py::arg("planted") = 0, py::arg("starvation") = -1,
-      py::arg("regions") = std::vector<std::tuple<std::string, uintptr_t, size_t, bool>>{},
+      py::arg("regions") = std::vector<RegionTuple>{},
       "Runs decode_step on the host. regions: (name, address, bytes, track_reads) of memory whose ordering is checked");
   m.def("emulation_selftest", &emulation::selftest, py::arg("name"), py::arg("seed"));
 }
-
 
 void bind_module(py::module_& m) {
   m.doc() = "Kernels of sgl-lowlatency: CUDA launches and host emulation, on raw pointers";
@@ -155,7 +177,8 @@ void bind_module(py::module_& m) {
   m.def("acknowledge_fault", &acknowledge_fault, py::arg("address"), "Lets the kernel that wrote the record trap");
   m.def("read_executed", &read_executed, py::arg("address"), "Completed launches by rows, [kMaxRows + 1]");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
-  m.def("decode_step_launch_cuda", &launch::decode_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  m.def("decode_step_launch_cuda", &launch::decode_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
+        py::call_guard<py::gil_scoped_release>());
   m.def("decode_step_max_blocks", &launch::decode_step_max_blocks, py::arg("params"), "Co-resident blocks of the current device");
   m.def("allocate_host_visible", &launch::allocate_host_visible, py::arg("bytes"), "Zeroed host memory that the device reads and writes");
   m.def("free_host_visible", &launch::free_host_visible, py::arg("pointer"));

@@ -76,7 +76,6 @@ void store_plain_bytes(void* address, const void* value, uint32_t bytes) {
 }
 
 uint32_t atomic_load_u32(const uint32_t* address, Order order) { return atomic_load(address, order); }
-uint64_t atomic_load_u64(const uint64_t* address, Order order) { return atomic_load(address, order); }
 void atomic_store_u32(uint32_t* address, uint32_t value, Order order) { atomic_store(address, value, order); }
 void atomic_store_u64(uint64_t* address, uint64_t value, Order order) { atomic_store(address, value, order); }
 

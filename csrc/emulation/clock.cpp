@@ -1,3 +1,4 @@
+// Joins of happens-before clocks; a join that would change nothing in other blocks' entries is recognised by a tag and skipped.
 #include "clock.hpp"
 
 namespace sgl_lowlatency::emulation {

@@ -1,3 +1,4 @@
+// The context switch of each platform, and the pool of stacks.
 #include "fiber.hpp"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// Global memory accesses against the shadow: what a load returns, and which pairs of accesses nothing orders.
 #include "global_memory.hpp"
 
 #include <algorithm>

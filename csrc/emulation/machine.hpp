@@ -1,4 +1,4 @@
-// State of one launch. The rules live in scheduler.cpp, collectives.cpp, mbarrier.cpp and memory.cpp.
+// State of one launch. The rules live in scheduler.cpp, collectives.cpp, mbarrier.cpp, atomics.cpp and ordering.cpp.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -1,3 +1,4 @@
+// Runs a self-test by its name.
 #include "emulation/selftest.hpp"
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Parameter checks shared by the CUDA launcher and the emulation.
+// Parameter checks shared by the CUDA launcher and the emulation. They see the parameters, not the device tables behind pointers.
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -25,12 +25,14 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
           "num_q_heads " + text(g.num_q_heads) + " is not a multiple of num_kv_heads " + text(g.num_kv_heads));
   require(g.hidden % 64 == 0 && g.hidden > 0, "hidden " + text(g.hidden) + " is not a multiple of 64");
   require(g.intermediate % 64 == 0 && g.intermediate > 0, "intermediate " + text(g.intermediate) + " is not a multiple of 64");
-  require(g.kv_slot_stride >= g.num_kv_heads * g.head_dim && g.kv_slot_stride % 8 == 0, "kv_slot_stride " + text(g.kv_slot_stride) + " does not hold a slot in 16-byte units");
+  require(g.kv_slot_stride >= g.num_kv_heads * g.head_dim && g.kv_slot_stride % 8 == 0,
+          "kv_slot_stride " + text(g.kv_slot_stride) + " does not hold a slot in 16-byte units");
   require(p.num_stages >= 2 && p.num_stages <= abi::kMaxStages, "num_stages " + text(p.num_stages) + " is outside 2.." + text(abi::kMaxStages));
   require(p.deadline_ns > 0, "deadline_ns is 0");
   const int32_t q_size = g.num_q_heads * g.head_dim;
   const int32_t k_extent[abi::kNumOps] = {g.hidden, q_size, g.hidden, g.intermediate};
-  const int32_t num_tiles[abi::kNumOps] = {(g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim / abi::kTileRows, g.hidden / abi::kTileRows, g.intermediate / 8, g.hidden / abi::kTileRows};
+  const int32_t num_tiles[abi::kNumOps] = {(g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim / abi::kTileRows, g.hidden / abi::kTileRows,
+                                           2 * g.intermediate / abi::kTileRows, g.hidden / abi::kTileRows};
   for (int32_t op = 0; op < abi::kNumOps; ++op) {
     const abi::OpPlan& o = p.ops[op];
     const std::string name = "ops[" + text(op) + "].";
@@ -39,17 +41,20 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
     require(o.producers >= 1 && o.producers <= grid, name + "producers " + text(o.producers) + " is outside 1.." + text(grid));
     require(o.k_panel == o.k_extent || (o.k_panel > 0 && o.k_panel < o.k_extent && o.k_panel % abi::kStageK == 0),
             name + "k_panel " + text(o.k_panel) + " is neither all of K nor a multiple of " + text(abi::kStageK));
-    require(p.rows * (o.k_panel * 2 + abi::kPanelPadBytes) <= p.max_panel_bytes, name + "panel exceeds max_panel_bytes " + text(p.max_panel_bytes));
+    require(p.rows * abi::panel_row_bytes(o.k_panel) <= p.max_panel_bytes, name + "panel exceeds max_panel_bytes " + text(p.max_panel_bytes));
   }
-  require(abi::kNumConsumerWarps * abi::kMaxHeadsPerItem * (g.head_dim + 2) * 4 <= p.max_panel_bytes, "attention merge exceeds max_panel_bytes " + text(p.max_panel_bytes));
+  require(abi::merge_scratch_bytes(g.head_dim) <= p.max_panel_bytes, "attention merge exceeds max_panel_bytes " + text(p.max_panel_bytes));
   const abi::SmemLayout shared = abi::smem_layout(p.rows, p.max_panel_bytes, p.max_tiles_multi_panel, p.num_stages);
-  require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not smem_layout of rows, max_panel_bytes, max_tiles_multi_panel and num_stages");
-  for (const void* pointer : {static_cast<const void*>(p.layers), static_cast<const void*>(p.kv), static_cast<const void*>(p.tiles), static_cast<const void*>(p.embedding),
-                              static_cast<const void*>(p.final_norm), static_cast<const void*>(p.cos_sin), static_cast<const void*>(p.input_ids), static_cast<const void*>(p.positions),
-                              static_cast<const void*>(p.seq_lens), static_cast<const void*>(p.req_pool_indices), static_cast<const void*>(p.out_cache_loc), static_cast<const void*>(p.req_to_token),
-                              static_cast<const void*>(p.residual), static_cast<const void*>(p.qkv), static_cast<const void*>(p.attention_out), static_cast<const void*>(p.activation),
-                              static_cast<const void*>(p.partial_out), static_cast<const void*>(p.partial_max_sum), static_cast<const void*>(p.split_tickets), static_cast<const void*>(p.hidden_out),
-                              static_cast<const void*>(p.sync), static_cast<const void*>(p.fault), static_cast<const void*>(p.executed_mirror)}) {
+  require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0,
+          "shared is not smem_layout of rows, max_panel_bytes, max_tiles_multi_panel and num_stages");
+  const void* const pointers[] = {
+      p.layers, p.kv, p.tiles, p.embedding, p.final_norm, p.cos_sin,
+      p.input_ids, p.positions, p.seq_lens, p.req_pool_indices, p.out_cache_loc, p.req_to_token,
+      p.residual, p.qkv, p.attention_out, p.activation,
+      p.partial_out, p.partial_max_sum, p.split_tickets, p.hidden_out,
+      p.sync, p.fault, p.executed_mirror,
+  };
+  for (const void* pointer : pointers) {
     require(pointer != nullptr, "a pointer of the parameters is null");
   }
 }

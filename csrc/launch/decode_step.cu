@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "kernels/nvidia/decode_step/decode_step.cuh"
 
@@ -27,7 +28,8 @@ Kernel select_kernel(const abi::DecodeStepParams& p) {
 Kernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {
   shared_bytes = p.shared.total_bytes;
   const Kernel kernel = select_kernel(p);
-  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "cudaFuncSetAttribute(shared memory)");
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "cudaFuncSetAttribute(shared memory)");
   return kernel;
 }
 
@@ -55,7 +57,9 @@ int32_t decode_step_max_blocks(const abi::DecodeStepParams& params) {
   const Kernel kernel = prepare(params, shared_bytes);
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, reinterpret_cast<const void*>(kernel), abi::kNumThreads, static_cast<size_t>(shared_bytes)), "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, reinterpret_cast<const void*>(kernel), abi::kNumThreads,
+                                                      static_cast<size_t>(shared_bytes)),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return per_sm * num_sms;
 }
 

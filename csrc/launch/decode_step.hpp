@@ -1,14 +1,15 @@
 // Host entry of decode_step on CUDA: checks, shared-memory attribute, cooperative launch. No device code here.
 #pragma once
+#include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "sgl_lowlatency/abi/decode_step.hpp"
 
 namespace sgl_lowlatency::launch {
 
-// Launches on `stream` (a cudaStream_t as an integer). Capturable in a CUDA graph. Throws std::invalid_argument naming the
-// parameter, or std::runtime_error with the CUDA error's name and text.
+// Launches on `stream` (a cudaStream_t as an integer). grid: the plan's, which the tile table and partial_* were sized for.
+// Capturable in a CUDA graph. Throws std::invalid_argument naming the parameter, or std::runtime_error with the CUDA error's name
+// and text.
 void decode_step_cuda(const abi::DecodeStepParams& params, int32_t grid, uintptr_t stream);
 
 // Blocks of decode_step that the current device holds at once, for the params' rows and shared memory.

@@ -16,6 +16,7 @@ from sgl_lowlatency.cli.tiny_model import TinyQwen3
 from sgl_lowlatency.runtime.coverage import METRICS_INTERVAL_S
 
 CHUNK = 128  # tokens of one prefill chunk
+SETTLE_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -42,8 +43,15 @@ class Servers:
             assert not wrong, f"prompt of {len(answer.prompt_ids)} tokens, {len(wrong)} wrong tokens: {wrong[:3]}"
 
     def steps(self) -> dict[int, int]:
-        """Decode steps by rows that the plugin server's kernel has run, read when no step is running."""
-        time.sleep(2.5 * METRICS_INTERVAL_S)
+        """Decode steps by rows that the plugin server's kernel has run, once no step is running and the counters rest."""
+        known, deadline_s = None, time.monotonic() + SETTLE_TIMEOUT_S
+        while (counts := self._steps_now()) != known:
+            assert time.monotonic() < deadline_s, f"the counters still move after {SETTLE_TIMEOUT_S:.0f} s: {counts}"
+            known = counts
+            time.sleep(2.5 * METRICS_INTERVAL_S)
+        return counts
+
+    def _steps_now(self) -> dict[int, int]:
         samples = openai_client.metrics(self.on.url, "sgl_lowlatency:decode_steps_total")
         return {int(name.split('rows="')[1].split('"')[0]): int(value) for name, value in samples.items()}
 

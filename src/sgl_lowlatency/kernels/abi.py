@@ -1,4 +1,4 @@
-"""Constants and the shared-memory layout of `decode_step`, as the compiled extension states them.
+"""Constants and sizes of `decode_step`, as the compiled extension states them.
 
 They exist once, in csrc/include/sgl_lowlatency/abi/decode_step.hpp; this module gives them Python names.
 """
@@ -27,14 +27,19 @@ smem_layout = _C.smem_layout
 
 def panel_bytes(rows: int, k_panel: int) -> int:
     """Bytes of an activation panel [rows, k_panel] bf16 with padded rows."""
-    return rows * (k_panel * 2 + PANEL_PAD_BYTES)
+    return rows * _C.panel_row_bytes(k_panel)
 
 
 def merge_scratch_bytes(head_dim: int) -> int:
     """Bytes the attention merge needs in place of a panel: every warp's heads, each an fp32 output, maximum and sum."""
-    return NUM_CONSUMER_WARPS * MAX_HEADS_PER_ITEM * (head_dim + 2) * 4
+    return _C.merge_scratch_bytes(head_dim)
 
 
 def head_subgroups(num_q_heads: int, num_kv_heads: int) -> int:
-    """Attention items that share one kv head, because an item holds at most MAX_HEADS_PER_ITEM query heads."""
-    return -(-(num_q_heads // num_kv_heads) // MAX_HEADS_PER_ITEM)
+    """Attention items that share one kv head, because an item holds at most MAX_HEADS_PER_ITEM query heads.
+
+    Raises ValueError when num_kv_heads is not positive.
+    """
+    if num_kv_heads < 1:
+        raise ValueError(f"num_kv_heads {num_kv_heads} is not positive")
+    return _C.head_subgroups(num_q_heads, num_kv_heads)

@@ -160,9 +160,9 @@ class DecodeStep:
         _C.acknowledge_fault(self._host.fault)
 
     def buffer(self, name: str) -> torch.Tensor:
-        """A workspace buffer as a tensor of the plan's shape and dtype, for tests and diagnosis."""
+        """A workspace buffer as a tensor of the plan's shape and dtype (u32 as int32), for tests and diagnosis."""
         buffer = self._first_plan.buffer(name)
-        dtype = {"bf16": torch.bfloat16, "f32": torch.float32, "u32": torch.int32, "i32": torch.int32}[buffer.dtype]
+        dtype = {"bf16": torch.bfloat16, "f32": torch.float32, "u32": torch.int32}[buffer.dtype]
         return self.workspace[buffer.offset : buffer.offset + buffer.bytes].view(dtype).view(buffer.shape)
 
     def _device_table(self, data: bytes) -> torch.Tensor:

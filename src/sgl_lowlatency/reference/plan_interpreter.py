@@ -44,17 +44,19 @@ def attention_items(geometry: Geometry, lengths: list[int], grid: int) -> Iterat
     units = geometry.num_kv_heads * subgroups
     group = geometry.num_q_heads // geometry.num_kv_heads
     share = -(-sum(max(length, 1) for length in lengths) * units // grid)
-    chunk = max(abi.MIN_ITEM_TOKENS, -(-share // abi.ITEM_TOKEN_MULTIPLE) * abi.ITEM_TOKEN_MULTIPLE)
+    chunk = max(abi.MIN_ITEM_TOKENS, share)
     first = 0
     for row, length in enumerate(lengths):
-        num_splits = -(-max(length, 1) // chunk)
+        num_splits = max(1, length // chunk)
+        begins = [length * i // num_splits // abi.ITEM_TOKEN_MULTIPLE * abi.ITEM_TOKEN_MULTIPLE for i in range(num_splits)]
         for idx in range(num_splits * units):
             split, unit = divmod(idx, units)
+            begin, end = begins[split], length if split + 1 == num_splits else begins[split + 1]
             kv_head, subgroup = divmod(unit, subgroups)
             head = subgroup * abi.MAX_HEADS_PER_ITEM
             yield Item(
-                row, kv_head, kv_head * group + head, min(group - head, abi.MAX_HEADS_PER_ITEM), split * chunk,
-                min((split + 1) * chunk, length), split, num_splits, first + unit, units,
+                row, kv_head, kv_head * group + head, min(group - head, abi.MAX_HEADS_PER_ITEM), begin, end, split, num_splits,
+                first + unit, units,
             )
         first += num_splits * units
 

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-
 #if defined(__CUDACC__)
 #define SGL_ABI_FUNCTION __host__ __device__ constexpr
 #else
@@ -19,28 +18,28 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2, "bf16 tensors are read in place");
 
-constexpr int32_t kMaxRows = 16;            // rows of one step: two N tiles of the m16n8k16 MMA
-constexpr int32_t kTileRows = 16;           // output rows of one weight tile: the M of the MMA
-constexpr int32_t kMaxHeadsPerItem = 8;     // query heads of one attention item: the N of the MMA
-constexpr int32_t kMinItemTokens = 64;      // an attention item reads at least this many tokens when there are that many
-constexpr int32_t kItemTokenMultiple = 16;  // tokens of an item are a multiple of this, except at the sequence's end
+constexpr int32_t kMaxRows = 16;                        // rows of one step: two N tiles of the m16n8k16 MMA
+constexpr int32_t kTileRows = 16;                       // output rows of one weight tile: the M of the MMA
+constexpr int32_t kMaxHeadsPerItem = 8;                 // query heads of one attention item: the N of the MMA
+constexpr int32_t kMinItemTokens = 64;                  // least tokens of an item of a sequence that has them
+constexpr int32_t kItemTokenMultiple = 16;              // an item begins at a multiple of this
 constexpr int32_t kNumConsumerWarps = 8;
-constexpr int32_t kNumProducerWarps = 4;     // share the issue of a stage's row copies
+constexpr int32_t kNumProducerWarps = 4;                // share the issue of a stage's row copies
 constexpr int32_t kNumThreads = (kNumConsumerWarps + kNumProducerWarps) * 32;  // consumers first
-constexpr int32_t kStageK = 512;            // K elements of one ring stage
+constexpr int32_t kStageK = 512;                        // K elements of one ring stage
 constexpr int32_t kStagePitchBytes = kStageK * 2 + 16;  // 16 bytes of padding keep ldmatrix free of bank conflicts
 constexpr int32_t kStageBytes = kTileRows * kStagePitchBytes;
 constexpr int32_t kMaxStages = 16;
-constexpr int32_t kMaxStagesInFlight = 3;  // requested and not yet landed, a block
+constexpr int32_t kMaxStagesInFlight = 3;               // stages of a block requested and not yet landed
 constexpr int32_t kRowStateBytes = 1024;
-constexpr int32_t kPanelPadBytes = 16;      // padding of one activation-panel row, same reason
-constexpr int32_t kScratchPitch = 20;       // floats from one column of a partial tile to the next, free of bank conflicts
+constexpr int32_t kPanelPadBytes = 16;                  // padding of one activation-panel row, for ldmatrix as well
+constexpr int32_t kScratchPitch = 20;                   // floats from one column of a partial tile to the next: no bank conflicts
 
 // The four weight matrices of a layer, in execution order.
 enum OpIdx : int32_t { kOpQkv = 0, kOpOutProj = 1, kOpGateUp = 2, kOpDown = 3, kNumOps = 4 };
 
-// Dependency edges of one layer. An edge is a monotonic counter; its consumers wait for
-// base + (layer_idx + 1) * producers, where producers is the number of signals per layer.
+// Dependency edges of one layer. An edge is a monotonic counter; its consumers wait for base + (layer + 1) * signals of a
+// layer: OpPlan::producers, for attention one a (row, kv head, head subgroup).
 enum EdgeIdx : int32_t {
   kEdgeQkv = 0,        // qkv tiles written            -> attention
   kEdgeAttention = 1,  // attention output rows final  -> out_proj
@@ -97,12 +96,12 @@ struct TileRange {
   int32_t count;
 };
 
-// Written once, by the first thread whose wait outlived the deadline or that met invalid input. Host-visible memory.
+// Why a kernel ended itself.
 enum FaultKind : uint32_t {
   kFaultNone = 0,
   kFaultEdgeDeadline = 1,   // a cross-block edge was not signalled in time
-  kFaultRingFull = 2,       // a consumer waited too long for weights
-  kFaultRingEmpty = 3,      // the producer waited too long for a free stage
+  kFaultRingFull = 2,       // a consumer or producer warp waited too long for a stage's weights to land
+  kFaultRingEmpty = 3,      // a producer warp waited too long for the consumers to free a stage
   kFaultBadTokenId = 4,     // input id outside [0, vocab)
   kFaultBadPosition = 5,    // position outside [0, max_position)
   kFaultBadLength = 6,      // sequence length above req_to_token_stride
@@ -110,27 +109,28 @@ enum FaultKind : uint32_t {
   kFaultBadSlot = 8,        // KV slot outside the pool
 };
 
+// Written once, by the first thread whose wait outlived the deadline or that met invalid input. Host-visible memory.
 struct FaultRecord {
-  uint32_t state;  // 0 empty, 1 claimed, 2 complete; written last with system-scope release
-  uint32_t kind;
+  uint32_t state;  // 0 empty, 1 claimed, 2 complete: stored last, with system-scope release
+  uint32_t kind;   // FaultKind
   int32_t rank;
   int32_t sm;
   int32_t block;
-  int32_t layer;
-  int32_t edge;  // EdgeIdx, or the ring stage, or the row for kFaultBad*
-  uint32_t expected;
-  uint32_t seen;
-  uint32_t host_ack;  // the host sets 1 when it has read the record; the kernel then traps
-  uint64_t waited_ns;
+  int32_t layer;       // 0 for inputs that are checked before the first layer
+  int32_t edge;        // EdgeIdx, or the ring stage, or the row for kFaultBad*
+  uint32_t expected;   // the counter's target; the awaited phase parity; the value's exclusive limit for kFaultBad*
+  uint32_t seen;       // the counter; the other parity; the low 32 bits of the value
+  uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
+  uint64_t waited_ns;  // 0 for kFaultBad*
 };
 static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, waited_ns) == 40, "read by the host while the kernel runs");
 
-// Counters in device memory, zero before the first launch, never reset by the host.
+// Counters in device memory, zero before the first launch, never reset by the host. Launches that share one run in turn.
 struct SyncState {
-  uint32_t edge[kNumEdges][32];       // [..][0] is the counter; one 128-byte line each
-  uint32_t edge_base[32];             // [kNumEdges] value of edge[] when this launch began
-  uint32_t exit_ticket[32];           // [0]: blocks that finished; the last one closes the launch
-  uint64_t executed[kMaxRows + 1];    // completed launches by rows
+  uint32_t edge[kNumEdges][32];     // [..][0] is the counter; one 128-byte line each
+  uint32_t edge_base[32];           // [kNumEdges] value of edge[..][0] when this launch began
+  uint32_t exit_ticket[32];         // [0]: blocks that finished; the last one closes the launch
+  uint64_t executed[kMaxRows + 1];  // completed launches by rows
   uint32_t pad[30];
 };
 static_assert(sizeof(SyncState) % 128 == 0, "counters keep their lines");
@@ -139,13 +139,24 @@ static_assert(sizeof(SyncState) % 128 == 0, "counters keep their lines");
 struct SmemLayout {
   int32_t barriers;      // full[kMaxStages], empty[kMaxStages] as uint64_t
   int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes
-  int32_t zero_row;      // 16 zero bytes: the B rows beyond `rows`
-  int32_t scratch;       // [2][kNumConsumerWarps][n_columns][kScratchPitch] float: cross-warp partial tiles
+  int32_t zero_row;      // 16 zero bytes (128 reserved): the B rows beyond `rows`
+  int32_t scratch;       // [2][kNumConsumerWarps][n_columns][kScratchPitch] float: cross-warp partial tiles; attention's q, k, v vectors
   int32_t accumulators;  // [max_tiles_multi_panel][n_columns * kTileRows] float; empty when every op has one panel
-  int32_t panel;         // [rows][k_panel] bf16, padded rows; attention merges here too
-  int32_t ring;          // [num_stages][kStageBytes]
+  int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or the attention merge, merge_scratch_bytes
+  int32_t ring;          // [num_stages][kTileRows][kStagePitchBytes]
   int32_t total_bytes;
 };
+
+// Bytes of one row of an activation panel of k_panel bf16.
+SGL_ABI_FUNCTION int32_t panel_row_bytes(int32_t k_panel) { return k_panel * 2 + kPanelPadBytes; }
+
+// Bytes of the attention merge: every consumer warp's heads, each an output, a maximum and a sum in fp32.
+SGL_ABI_FUNCTION int32_t merge_scratch_bytes(int32_t head_dim) { return kNumConsumerWarps * kMaxHeadsPerItem * (head_dim + 2) * 4; }
+
+// Attention items that share one kv head, because an item holds at most kMaxHeadsPerItem query heads.
+SGL_ABI_FUNCTION int32_t head_subgroups(int32_t num_q_heads, int32_t num_kv_heads) {
+  return (num_q_heads / num_kv_heads + kMaxHeadsPerItem - 1) / kMaxHeadsPerItem;
+}
 
 // n_columns is 8 for rows <= 8, else 16. max_tiles_multi_panel: most tiles of one block in an op with several panels.
 SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, int32_t max_tiles_multi_panel, int32_t num_stages) {
@@ -165,13 +176,13 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
 struct DecodeStepParams {
   Geometry geometry;
   OpPlan ops[kNumOps];
-  int32_t rows;        // 1..kMaxRows
-  int32_t num_stages;  // weight ring stages
+  int32_t rows;                   // 1..kMaxRows
+  int32_t num_stages;             // of the weight ring, 2..kMaxStages
   int32_t max_panel_bytes;        // of any op and of the attention merge
   int32_t max_tiles_multi_panel;  // accumulators kept across panels, see smem_layout
-  SmemLayout shared;              // smem_layout of the three numbers above: offsets that cost the kernel no registers
-  int32_t rank;
-  uint64_t deadline_ns;
+  SmemLayout shared;              // smem_layout of the four numbers above: offsets that cost the kernel no registers
+  int32_t rank;                   // for the fault record
+  uint64_t deadline_ns;           // of a wait for an edge; a wait for the ring lasts twice as long
 
   const LayerWeights* layers;  // [num_layers], device memory
   const KvLayer* kv;           // [num_layers], device memory
@@ -191,19 +202,15 @@ struct DecodeStepParams {
   float* qkv;               // [rows, (num_q_heads + 2 * num_kv_heads) * head_dim]
   bf16* attention_out;      // [rows, num_q_heads * head_dim]
   bf16* activation;         // [rows, intermediate]
-  float* partial_out;       // [items, kMaxHeadsPerItem, head_dim] un-normalised split outputs
-  float* partial_max_sum;   // [items, kMaxHeadsPerItem, 2] running max (log2 units) and sum
-  uint32_t* split_tickets;  // [rows * num_kv_heads * ceil(group / kMaxHeadsPerItem)], zero between layers
+  // units = rows * num_kv_heads * head_subgroups; a step has at most grid + units attention items.
+  float* partial_out;       // [grid + units, kMaxHeadsPerItem, head_dim] un-normalised split outputs
+  float* partial_max_sum;   // [grid + units, kMaxHeadsPerItem, 2] running max (log2 units) and sum
+  uint32_t* split_tickets;  // [units] splits that arrived, zero between layers
   bf16* hidden_out;         // [rows, hidden] after the final norm
 
-  SyncState* sync;
-  FaultRecord* fault;           // host-visible
-  uint64_t* executed_mirror;    // host-visible copy of SyncState::executed
+  SyncState* sync;            // device memory
+  FaultRecord* fault;         // host-visible
+  uint64_t* executed_mirror;  // [kMaxRows + 1] host-visible copy of SyncState::executed
 };
-
-// Attention items of one step are at most grid + rows * num_kv_heads * head subgroups: sizes partial_*.
-SGL_ABI_FUNCTION int32_t head_subgroups(int32_t num_q_heads, int32_t num_kv_heads) {
-  return (num_q_heads / num_kv_heads + kMaxHeadsPerItem - 1) / kMaxHeadsPerItem;
-}
 
 }  // namespace sgl_lowlatency::abi

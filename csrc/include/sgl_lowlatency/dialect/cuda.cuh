@@ -41,6 +41,7 @@ SGL_DEVICE char* shared_base() {
   extern __shared__ __align__(128) char sgl_lowlatency_shared[];
   return sgl_lowlatency_shared;
 }
+// Not a call of the dialect: the operand of the instructions below.
 SGL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 SGL_DEVICE void sync_block() { __syncthreads(); }
 SGL_DEVICE void sync_named(int32_t id, int32_t num_threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory"); }
@@ -64,7 +65,7 @@ template <class T>
 SGL_DEVICE T load_constant(const T* p) { return __ldg(p); }
 SGL_DEVICE bf16 load_constant(const bf16* p) { return {__ldg(reinterpret_cast<const unsigned short*>(p))}; }
 SGL_DEVICE int64_t load_constant(const int64_t* p) { return static_cast<int64_t>(__ldg(reinterpret_cast<const long long*>(p))); }
-SGL_DEVICE Vec16 load_constant(const Vec16* p) {  // KV rows and activations: read once an item, keep L1 for the rest
+SGL_DEVICE Vec16 load_constant(const Vec16* p) {  // KV rows and norm weights: read once a phase, keep L1 for the rest
   Vec16 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p));
@@ -115,6 +116,7 @@ SGL_DEVICE uint32_t cas_relaxed_system(uint32_t* p, uint32_t expected, uint32_t 
 SGL_DEVICE void mbarrier_init(uint64_t* bar, int32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
 }
+// Pairs with the complete_tx of the block's bulk copies: they see the initialised barriers. sync_block covers the threads.
 SGL_DEVICE void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 SGL_DEVICE void mbarrier_arrive(uint64_t* bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");

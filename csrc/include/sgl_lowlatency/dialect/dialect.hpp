@@ -1,4 +1,4 @@
-// Chooses the dialect. Stages include this file and never a vendor's.
+// Chooses the dialect (README.md). Stages and kernel bodies include this file and never a vendor's.
 #pragma once
 #if defined(__CUDACC__)
 #include "sgl_lowlatency/dialect/cuda.cuh"

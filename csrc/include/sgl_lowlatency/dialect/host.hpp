@@ -32,7 +32,6 @@ void load_plain_bytes(void* value, const void* address, uint32_t bytes);
 void load_constant_bytes(void* value, const void* address, uint32_t bytes);
 void store_plain_bytes(void* address, const void* value, uint32_t bytes);
 uint32_t atomic_load_u32(const uint32_t* address, Order order);
-uint64_t atomic_load_u64(const uint64_t* address, Order order);
 void atomic_store_u32(uint32_t* address, uint32_t value, Order order);
 void atomic_store_u64(uint64_t* address, uint64_t value, Order order);
 uint32_t atomic_add_u32(uint32_t* address, uint32_t value, Order order);
@@ -111,9 +110,6 @@ SGL_DEVICE uint32_t fetch_add_acq_rel_gpu(uint32_t* address, uint32_t value) {
 SGL_DEVICE uint32_t load_relaxed_system(const uint32_t* address) {
   return emulation::atomic_load_u32(address, emulation::Order::kRelaxed);
 }
-SGL_DEVICE uint64_t load_relaxed_system(const uint64_t* address) {
-  return emulation::atomic_load_u64(address, emulation::Order::kRelaxed);
-}
 SGL_DEVICE void store_relaxed_system(uint32_t* address, uint32_t value) {
   emulation::atomic_store_u32(address, value, emulation::Order::kRelaxed);
 }
@@ -122,9 +118,6 @@ SGL_DEVICE void store_relaxed_system(uint64_t* address, uint64_t value) {
 }
 SGL_DEVICE void store_release_system(uint32_t* address, uint32_t value) {
   emulation::atomic_store_u32(address, value, emulation::Order::kRelease);
-}
-SGL_DEVICE void store_release_system(uint64_t* address, uint64_t value) {
-  emulation::atomic_store_u64(address, value, emulation::Order::kRelease);
 }
 // Returns the value found; the exchange happened when that equals `expected`.
 SGL_DEVICE uint32_t cas_relaxed_system(uint32_t* address, uint32_t expected, uint32_t desired) {
@@ -178,7 +171,8 @@ inline uint32_t transpose_8x8(uint32_t x) {
 // The product of two bf16 is exact in float, so one rounding gives mul.rn.bf16x2.
 SGL_DEVICE uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   const auto half = [](uint32_t x, int32_t shift) { return to_float(bf16{static_cast<uint16_t>(x >> shift)}); };
-  return static_cast<uint32_t>(to_bf16(half(a, 0) * half(b, 0)).bits) | static_cast<uint32_t>(to_bf16(half(a, 16) * half(b, 16)).bits) << 16;
+  const uint32_t low = to_bf16(half(a, 0) * half(b, 0)).bits, high = to_bf16(half(a, 16) * half(b, 16)).bits;
+  return low | high << 16;
 }
 
 }  // namespace sgl_lowlatency::dialect

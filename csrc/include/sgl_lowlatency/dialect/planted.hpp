@@ -8,11 +8,11 @@ enum class Planted : int32_t {
   kNone = 0,
   kMissingRelease = 1,   // an edge is signalled without release order
   kMissingAcquire = 2,   // an edge is awaited without acquire order
-  kWithheldSignal = 3,   // the last block never signals the out_proj edge of layer 0: a hang, ended by the deadline
+  kWithheldSignal = 3,   // the owner of tile 0 never signals the out_proj edge of layer 0: a hang, ended by the deadline
   kOffByOnePage = 4,     // attention reads the slot of the next token
   kWrongKvHead = 5,      // attention reads kv head (h + 1) % num_kv_heads
   kSkippedNorm = 6,      // q is not normalised
-  kWrongRope = 7,        // the rope angle of position + 1
+  kWrongRope = 7,        // q is rotated by the angle of the position before (position 0: of position 1)
   kMaskOffByOne = 8,     // the oldest token is left out
   kRingNoWait = 9,       // a consumer does not wait for the weight stage to fill
 };

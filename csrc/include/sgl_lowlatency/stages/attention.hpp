@@ -1,11 +1,11 @@
 // Decode attention over SGLang's paged KV pool: q/k norm, rope, the new token's KV write, split-KV softmax, on the MMA.
 //   out[row, h] = sum_t softmax_t(scale * q[row, h] . k[slot_t, h / group]) v[slot_t, h / group],  t in [0, length)
-// Slots of old tokens come from req_to_token; the newest token's k and v come from this step's qkv buffer, so no block
-// reads a KV row that another block writes in the launch.
+// Slots of old tokens come from req_to_token; the newest token's k and v come from this step's qkv buffer, so no block reads a
+// KV row that another block writes in the launch (rows of one step are different requests, or share only older tokens).
 //
 // A warp takes 16 tokens at a time, straight from the pool into MMA fragments (lane = 4 g + t). The MMA sums over K, so K may
 // be permuted if both operands agree: lane t holds elements 32 j + 8 t .. + 7 of chunk j, a 16-byte run of memory, and the k16
-// step (j, i) takes words 2 i and 2 i + 1 of it. Neither operand passes through shared memory or shuffles.
+// step (j, i), i = 0, 1, takes words 2 i and 2 i + 1 of it. K and V pass through neither shared memory nor shuffles.
 //   S[16 tokens, 8 heads] = K q^T     A: tokens g and g + 8; B: q of head g
 //   O[d, 8 heads] += V^T P            A: tokens 2t, 2t+1, 2t+8, 2t+9; row g of tile i is d = g * head_dim/8 + 2 i, row g + 8
 //                                     the d after it; B: P transposed in registers
@@ -27,6 +27,7 @@ struct SoftmaxState {
   float out[kHeadDim / 16][4] = {};
 };
 
+// 16 tokens of one kv head as this lane's words of the MMA operands.
 template <int32_t kHeadDim>
 struct KvBatch {
   static constexpr int32_t kChunks = kHeadDim / 32, kVecs = kHeadDim / 64;
@@ -34,10 +35,11 @@ struct KvBatch {
   Vec16 v[4][kVecs];    // tokens 2t, 2t + 1, 2t + 8, 2t + 9; elements g * head_dim/8 ...
 };
 
-// Adds a batch. Tokens g and g + 8 that are not live weigh nothing; their v must be finite unless a live one's is not.
-// Entry: all lanes.
+// Adds a batch. scale: of the scores, log2 units. A token that is not live weighs nothing; its v must be finite unless a live
+// one's is not. is_live: of tokens g and g + 8. Entry: all lanes.
 template <int32_t kHeadDim>
-SGL_DEVICE void accumulate_batch(SoftmaxState<kHeadDim>& state, const Vec16 (&q)[kHeadDim / 32], const KvBatch<kHeadDim>& kv, const bool (&is_live)[2], float scale) {
+SGL_DEVICE void accumulate_batch(SoftmaxState<kHeadDim>& state, const Vec16 (&q)[kHeadDim / 32], const KvBatch<kHeadDim>& kv,
+                                 const bool (&is_live)[2], float scale) {
   float score[4] = {};
 SGL_UNROLL
   for (int32_t j = 0; j < kHeadDim / 32; ++j) {
@@ -65,11 +67,13 @@ SGL_UNROLL
     weight[h + 2] = is_live[1] ? dialect::exp2(high - m) : 0.0f;
     state.sum[h] = state.sum[h] * keep[h] + weight[h] + weight[h + 2];
   }
-  const uint32_t p[2] = {dialect::transpose_8x8(pack_bf16(weight[0], weight[1])), dialect::transpose_8x8(pack_bf16(weight[2], weight[3]))};
+  const uint32_t p[2] = {dialect::transpose_8x8(pack_bf16(weight[0], weight[1])),
+                         dialect::transpose_8x8(pack_bf16(weight[2], weight[3]))};
 SGL_UNROLL
   for (int32_t i = 0; i < kHeadDim / 16; ++i) {
     const uint32_t v0 = kv.v[0][i / 4].w[i % 4], v1 = kv.v[1][i / 4].w[i % 4], v2 = kv.v[2][i / 4].w[i % 4], v3 = kv.v[3][i / 4].w[i % 4];
-    const uint32_t a[4] = {(v0 & 0xffffu) | v1 << 16, v0 >> 16 | (v1 & 0xffff0000u), (v2 & 0xffffu) | v3 << 16, v2 >> 16 | (v3 & 0xffff0000u)};
+    const uint32_t a[4] = {(v0 & 0xffffu) | v1 << 16, v0 >> 16 | (v1 & 0xffff0000u),
+                           (v2 & 0xffffu) | v3 << 16, v2 >> 16 | (v3 & 0xffff0000u)};
     state.out[i][0] *= keep[0];
     state.out[i][1] *= keep[1];
     state.out[i][2] *= keep[0];
@@ -94,7 +98,8 @@ struct ItemTokens {
   const bf16* v_pool;
   uint32_t next_slot;  // of token first + lane % kWarpTokens
 
-  SGL_DEVICE ItemTokens(const DecodeStepParams& params, const Shared& shared, const AttentionItem& of, int32_t layer_idx, const bf16* k, const bf16* v, int32_t warp, int32_t lane_idx)
+  SGL_DEVICE ItemTokens(const DecodeStepParams& params, const Shared& shared, const AttentionItem& of, int32_t layer_idx, const bf16* k,
+                        const bf16* v, int32_t warp, int32_t lane_idx)
       : p(params), s(shared), item(of), layer(layer_idx), lane(lane_idx), k_pool(k), v_pool(v) {
     slots = p.req_to_token + static_cast<int64_t>(s.rows()->request[item.row]) * p.geometry.req_to_token_stride;
     end = min_int(item.end, s.rows()->length[item.row] - 1);
@@ -110,7 +115,7 @@ struct ItemTokens {
     return static_cast<uint32_t>(dialect::load_constant(slots + min_int(at + lane % kWarpTokens, end - 1)));
   }
 
-  // The next batch of old tokens, or false. They were written by earlier launches: no edge to wait for.
+  // The next batch of old tokens, or false. They were written before this launch: no edge to wait for.
   SGL_DEVICE bool load_pool(Batch& kv, bool (&is_live)[2]) {
     if (first >= end) return false;
     const int32_t g = lane / 4, t = lane % 4;

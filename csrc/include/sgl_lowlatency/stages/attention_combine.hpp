@@ -4,7 +4,7 @@
 
 namespace sgl_lowlatency::stages {
 
-// Warp states in the panel's shared memory: out[warp][head][d], then (max, sum)[warp][head].
+// Warp states in the panel's shared memory (abi::merge_scratch_bytes): out[warp][head][d], then (max, sum)[warp][head].
 template <int32_t kHeadDim>
 struct MergeArea {
   float* out;
@@ -13,6 +13,7 @@ struct MergeArea {
       : out(reinterpret_cast<float*>(s.panel())), max_sum(out + abi::kNumConsumerWarps * abi::kMaxHeadsPerItem * kHeadDim) {}
 };
 
+// Entry: all lanes of a consumer warp; the panel is free.
 template <int32_t kHeadDim>
 SGL_DEVICE void store_state(const MergeArea<kHeadDim>& area, SoftmaxState<kHeadDim>& state, int32_t num_heads, int32_t warp, int32_t lane) {
   const int32_t g = lane / 4, t = lane % 4;
@@ -52,7 +53,9 @@ SGL_DEVICE Merged merge_parts(int32_t n, Read read) {
 SGL_UNROLL
     for (int32_t i = 0; i < kMergeBatch; ++i) {
 SGL_UNROLL
-      for (int32_t which = 0; which < 3; ++which) part[i][which] = first + i < n ? read(first + i, which) : which == 0 ? kLowestScore : 0.0f;
+      for (int32_t which = 0; which < 3; ++which) {
+        part[i][which] = first + i < n ? read(first + i, which) : which == 0 ? kLowestScore : 0.0f;
+      }
     }
 SGL_UNROLL
     for (int32_t i = 0; i < kMergeBatch; ++i) top = part[i][0] > top ? part[i][0] : top;
@@ -75,13 +78,15 @@ SGL_DEVICE void store_attention_out(const DecodeStepParams& p, int32_t row, int3
   dialect::store_plain(p.attention_out + (static_cast<int64_t>(row) * p.geometry.num_q_heads + head) * head_dim + d, dialect::to_bf16(out));
 }
 
-// Entry: all consumer threads, after store_state and a consumer barrier. The block that completes a (row, kv head,
-// subgroup) writes its output and signals kEdgeAttention. Ends with a consumer barrier.
+// Entry: all consumer threads, after store_state and a consumer barrier. The block that completes a (row, kv head, subgroup)
+// writes its output and signals kEdgeAttention. Afterwards panel and scratch are free: a consumer barrier follows their last use.
 template <int32_t kHeadDim>
 SGL_DEVICE void combine_item(const DecodeStepParams& p, const Shared& s, const AttentionItem& item) {
   const MergeArea<kHeadDim> area(s);
   const int32_t thread = dialect::thread_idx(), num_elements = item.num_heads * kHeadDim;
-  const auto partial_slot = [&](int32_t split) { return static_cast<int64_t>(item.first_slot + split * item.slot_stride) * abi::kMaxHeadsPerItem; };
+  const auto partial_slot = [&](int32_t split) {
+    return static_cast<int64_t>(item.first_slot + split * item.slot_stride) * abi::kMaxHeadsPerItem;
+  };
   for (int32_t e = thread; e < num_elements; e += kConsumerThreads) {
     const int32_t h = e / kHeadDim, d = e % kHeadDim;
     const Merged m = merge_parts(abi::kNumConsumerWarps, [&](int32_t warp, int32_t which) {
@@ -102,8 +107,8 @@ SGL_DEVICE void combine_item(const DecodeStepParams& p, const Shared& s, const A
   sync_consumers();
   bool is_final = true;
   if (item.num_splits > 1) {
-    // Acquire and release, gpu scope: the last arrival sees every split's partials, and its reset is ordered before the
-    // next layer's arrivals by the edges between them.
+    // Acquire and release, gpu scope: pairs with the other splits' arrivals on the same ticket, each after its block's barrier, so
+    // that the last one sees every split's partials. Its reset is ordered before the next layer's arrivals by the edges between.
     if (thread == 0) s.rows()->broadcast = dialect::fetch_add_acq_rel_gpu(p.split_tickets + item.ticket, 1u);
     sync_consumers();
     is_final = s.rows()->broadcast == static_cast<uint32_t>(item.num_splits - 1);
@@ -120,6 +125,7 @@ SGL_DEVICE void combine_item(const DecodeStepParams& p, const Shared& s, const A
     }
     sync_consumers();
   }
+  // Covers the stores above by the barrier since, and through the ticket the other splits' reads of the qkv buffer.
   if (is_final && thread == 0) sync::signal_edge(p.sync->edge[abi::kEdgeAttention]);
 }
 

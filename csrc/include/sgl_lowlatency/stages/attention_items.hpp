@@ -21,14 +21,16 @@ struct AttentionItem {
 
 // With L_r the row's length (at least 1) and U = num_kv_heads * subgroups:
 //   chunk = max(kMinItemTokens, ceil(sum_r L_r * U / grid)),  splits_r = max(1, floor(L_r / chunk))
-// a row's splits are equal up to kItemTokenMultiple, and the number of items is at most grid + rows * U. A pure function of the lengths: the same step is cut the same way.
+// A row's splits are equal up to kItemTokenMultiple, and the number of items is at most grid + rows * U. A pure function of
+// the lengths and the grid: the same step is cut the same way.
 struct AttentionSplit {
-  int32_t chunk;
-  int32_t units;      // U
+  int32_t chunk;      // least tokens of a split, before its begin is rounded down
+  int32_t units;      // U: items of one split of a row
   int32_t subgroups;
   int32_t num_items;
 };
 
+// A row without tokens still has an item: it writes zeros and signals.
 SGL_DEVICE int32_t positive_length(const Shared& s, int32_t row) { return s.rows()->length[row] > 0 ? s.rows()->length[row] : 1; }
 
 SGL_DEVICE int32_t num_splits(const Shared& s, const AttentionSplit& a, int32_t row) {
@@ -36,6 +38,7 @@ SGL_DEVICE int32_t num_splits(const Shared& s, const AttentionSplit& a, int32_t 
   return splits > 1 ? splits : 1;
 }
 
+// Entry: any thread, after the block's first barrier (RowState::length).
 SGL_DEVICE AttentionSplit split_attention(const DecodeStepParams& p, const Shared& s) {
   AttentionSplit a;
   a.subgroups = abi::head_subgroups(p.geometry.num_q_heads, p.geometry.num_kv_heads);

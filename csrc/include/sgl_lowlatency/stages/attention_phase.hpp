@@ -20,7 +20,8 @@ SGL_DEVICE_COLD void run_attention(const DecodeStepParams& p, int32_t layer) {
     const AttentionItem item = attention_item(p, s, split, idx);
     if (idx == dialect::block_idx()) await_phase(p, s, abi::kEdgeQkv, layer);
     prepare_item<kHeadDim>(p, s, item, q_norm, k_norm, warp, lane);
-    const bool is_writer = item.split + 1 == item.num_splits && item.head_begin == item.kv_head * (p.geometry.num_q_heads / p.geometry.num_kv_heads);
+    const bool is_writer =
+        item.split + 1 == item.num_splits && item.head_begin == item.kv_head * (p.geometry.num_q_heads / p.geometry.num_kv_heads);
     if (warp == 0 && is_writer && item.end > 0) write_new_token<kHeadDim>(p, s, item, k_pool, v_pool, lane);
     Vec16 q[kHeadDim / 32] = {};  // lane 4 g + t: chunks of query head g; heads beyond the item's are zeros
     const Vec16* q_vector = reinterpret_cast<const Vec16*>(item_vector<kHeadDim>(s, g));

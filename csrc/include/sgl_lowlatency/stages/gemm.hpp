@@ -5,9 +5,9 @@
 
 namespace sgl_lowlatency::stages {
 
-// One stage's share of a tile. Entry: all lanes of a consumer warp, the stage is full.
-// width: K elements of the stage, a multiple of 64; k_local: the stage's first column in the panel; c: two sums a tile,
-// even and odd k16 steps, so that consecutive MMAs do not depend on each other.
+// One stage's share of a tile: warp w takes K elements 64 w .. 64 w + 63 of the stage. Entry: all lanes of a consumer warp, the
+// stage is full. pitch: bytes of a panel row; k_local: the stage's first column in the panel; width: K elements of the stage, a
+// multiple of 64; c: two sums an N tile, even and odd k16 steps, so that consecutive MMAs do not depend on each other.
 template <int32_t kNTiles>
 SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width,
                                int32_t warp, int32_t lane, float (&c)[kNTiles][2][4]) {
@@ -40,7 +40,7 @@ SGL_UNROLL
   }
 }
 
-// Stores a warp's partial tile as [column][kScratchPitch] floats.
+// Stores a warp's partial tile as [column][kScratchPitch] floats: column n, then tile row m.
 template <int32_t kNTiles>
 SGL_DEVICE void store_partial(float* scratch, int32_t lane, const float (&c)[kNTiles][2][4]) {
 SGL_UNROLL
@@ -57,7 +57,8 @@ SGL_UNROLL
 //   ops.load<kOp>(k0, k1)             fills the panel (load_panel)
 //   ops.before<kOp>(tile, m, n)       an early load, handed to finish as it came (a conversion would wait for it)
 //   ops.finish<kOp>(tile, m, n, y, y8, early)  y = out[n, m]; y8 = out[n, m + 8], for gate_up only; called for n < rows
-// A gate_up tile is finished by half as many threads, each with both factors of its SwiGLU. Entry: all consumer threads.
+// A gate_up tile is finished by half as many threads, each with both factors of its SwiGLU.
+// Entry: all consumer threads; panel and scratch are free. Some threads return while others still store: follow with a barrier.
 template <int32_t kNTiles, int32_t kOp, class Ops>
 SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, uint32_t& scratch_parity, const Ops& ops) {
   constexpr int32_t kColumns = kNTiles * 8, kHalf = abi::kTileRows / 2;
@@ -66,7 +67,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   const int32_t begin = s.rows()->tiles[kOp].begin, end = begin + s.rows()->tiles[kOp].count;
   const int32_t k_extent = p.ops[kOp].k_extent, k_panel = p.ops[kOp].k_panel;
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
-  const int32_t pitch = panel_pitch_bytes(k_panel);
+  const int32_t pitch = abi::panel_row_bytes(k_panel);
   const int32_t m = kPaired ? thread % kHalf : thread % abi::kTileRows, n = kPaired ? thread / kHalf : thread / abi::kTileRows;
   const bool is_finisher = n < kColumns && n < p.rows;
 
@@ -84,7 +85,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
         }
         multiply_stage<kNTiles>(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(abi::kStageK, k1 - k), warp, lane, c);
         dialect::sync_warp();
-        // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
+        // Pairs with the producer warps' wait on `empty`: this warp's reads of the stage are done.
         if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));
         cursor.advance(p.num_stages);
       }

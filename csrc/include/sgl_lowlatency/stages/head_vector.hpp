@@ -8,14 +8,17 @@ namespace sgl_lowlatency::stages {
 // Vectors of an item in the scratch area: its query heads, then the new token's k and v. [kMaxHeadsPerItem + 2][kHeadDim].
 template <int32_t kHeadDim>
 SGL_DEVICE bf16* item_vector(const Shared& s, int32_t idx) {
+  static_assert((abi::kMaxHeadsPerItem + 2) * kHeadDim * 2 <= 2 * abi::kNumConsumerWarps * 8 * abi::kScratchPitch * 4,
+                "an item's vectors fit the scratch of the narrowest step");
   return reinterpret_cast<bf16*>(s.scratch()) + idx * kHeadDim;
 }
 
 // out = rope(x / rms(x) * norm_weight), neox style over the whole head (element d is paired with d + head_dim / 2); with no
-// norm_weight out = x. x: fp32 of the qkv buffer (covered by kEdgeQkv). cos_sin: the position's row, cos half | sin half.
-// Entry: all lanes of a warp; lane l holds elements l * head_dim/32 and following.
+// norm_weight out = x. from: x, fp32 of the qkv buffer (covered by kEdgeQkv). cos_sin: the position's row, cos half | sin half.
+// skip_norm: a planted bug. Entry: all lanes of a warp; lane l holds elements l * head_dim/32 and following.
 template <int32_t kHeadDim>
-SGL_DEVICE void prepare_vector(const float* from, const bf16* norm_weight, const float* cos_sin, float eps, bool skip_norm, int32_t lane, bf16* out) {
+SGL_DEVICE void prepare_vector(const float* from, const bf16* norm_weight, const float* cos_sin, float eps, bool skip_norm, int32_t lane,
+                               bf16* out) {
   constexpr int32_t kPerLane = kHeadDim / 32, kHalf = kHeadDim / 2;
   const int32_t first = lane * kPerLane;
   float x[kPerLane];
@@ -46,7 +49,8 @@ SGL_UNROLL
 
 // All vectors of the item. Entry: all consumer threads, kEdgeQkv awaited, scratch free. Ends with a consumer barrier.
 template <int32_t kHeadDim>
-SGL_DEVICE void prepare_item(const DecodeStepParams& p, const Shared& s, const AttentionItem& item, const bf16* q_norm, const bf16* k_norm, int32_t warp, int32_t lane) {
+SGL_DEVICE void prepare_item(const DecodeStepParams& p, const Shared& s, const AttentionItem& item, const bf16* q_norm, const bf16* k_norm,
+                             int32_t warp, int32_t lane) {
   const abi::Geometry& g = p.geometry;
   const float* qkv_row = p.qkv + static_cast<int64_t>(item.row) * (g.num_q_heads + 2 * g.num_kv_heads) * kHeadDim;
   for (int32_t idx = warp; idx < item.num_heads + 2; idx += abi::kNumConsumerWarps) {
@@ -54,13 +58,16 @@ SGL_DEVICE void prepare_item(const DecodeStepParams& p, const Shared& s, const A
     const int32_t head = is_q ? item.head_begin + idx : g.num_q_heads + (is_k ? 0 : g.num_kv_heads) + item.kv_head;
     int32_t position = s.rows()->position[item.row];
     if (dialect::planted(dialect::Planted::kWrongRope) && is_q) position = position > 0 ? position - 1 : 1;
-    prepare_vector<kHeadDim>(qkv_row + head * kHeadDim, is_q ? q_norm : is_k ? k_norm : nullptr, p.cos_sin + static_cast<int64_t>(position) * kHeadDim, g.rms_eps,
-                             is_q && dialect::planted(dialect::Planted::kSkippedNorm), lane, item_vector<kHeadDim>(s, is_q ? idx : abi::kMaxHeadsPerItem + (is_k ? 0 : 1)));
+    prepare_vector<kHeadDim>(qkv_row + head * kHeadDim, is_q ? q_norm : is_k ? k_norm : nullptr,
+                             p.cos_sin + static_cast<int64_t>(position) * kHeadDim, g.rms_eps,
+                             is_q && dialect::planted(dialect::Planted::kSkippedNorm), lane,
+                             item_vector<kHeadDim>(s, is_q ? idx : abi::kMaxHeadsPerItem + (is_k ? 0 : 1)));
   }
   sync_consumers();
 }
 
-// Writes the new token's k and v to the pool. Entry: all lanes of one warp of the block that owns the row's last split.
+// Writes the new token's k and v of one kv head to the pool, for the next launch: this one takes them from shared memory.
+// Entry: all lanes of one warp, after prepare_item of the row's last split (of the kv head's first subgroup: one writer).
 template <int32_t kHeadDim>
 SGL_DEVICE void write_new_token(const DecodeStepParams& p, const Shared& s, const AttentionItem& item, bf16* k_pool, bf16* v_pool, int32_t lane) {
   constexpr int32_t kVecs = kHeadDim / 8;  // at most 16: lanes 0..15 write k, 16..31 v

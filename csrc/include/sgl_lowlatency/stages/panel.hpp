@@ -4,8 +4,6 @@
 
 namespace sgl_lowlatency::stages {
 
-SGL_DEVICE int32_t panel_pitch_bytes(int32_t k_panel) { return k_panel * 2 + abi::kPanelPadBytes; }
-
 SGL_DEVICE float low_float(uint32_t pair) { return dialect::to_float(bf16{static_cast<uint16_t>(pair & 0xffffu)}); }
 SGL_DEVICE float high_float(uint32_t pair) { return dialect::to_float(bf16{static_cast<uint16_t>(pair >> 16)}); }
 SGL_DEVICE uint32_t pack_bf16(float low, float high) {
@@ -16,15 +14,16 @@ SGL_DEVICE uint32_t pack_bf16(float low, float high) {
 SGL_DEVICE int32_t warps_per_row(int32_t rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? 2 : 1; }
 
 // Copies columns [k0, k1) of each row; source(row) is the row's first element.
-// With kNorm, elements become x * norm_weight[k] and the squares of x are added to RowState::square_sum: the row's
-// 1/rms is linear in the product and is applied to the finished tile (see finish_square_sums), so no pass over x waits for it.
+// With kNorm, elements become bf16(x * norm_weight[k]) and the squares of x are added to RowState::square_sum: the row's 1/rms is
+// a factor of the whole product and is applied to the finished tile (see finish_square_sums), so x is read once.
 // Entry: all consumer threads; the panel is free and the source is visible. Ends with a consumer barrier.
 template <bool kNorm, class Source>
-SGL_DEVICE void load_panel(const DecodeStepParams& p, const Shared& s, int32_t k_panel, int32_t k0, int32_t k1, const bf16* norm_weight, Source source) {
+SGL_DEVICE void load_panel(const DecodeStepParams& p, const Shared& s, int32_t k_panel, int32_t k0, int32_t k1, const bf16* norm_weight,
+                           Source source) {
   constexpr int32_t kUnroll = 8, kVec = 8;
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   const int32_t segments = warps_per_row(p.rows), segment = warp % segments;
-  const int32_t pitch = panel_pitch_bytes(k_panel), stride = segments * 32, num_vecs = (k1 - k0) / kVec;
+  const int32_t pitch = abi::panel_row_bytes(k_panel), stride = segments * 32, num_vecs = (k1 - k0) / kVec;
   for (int32_t row = warp / segments; row < p.rows; row += abi::kNumConsumerWarps / segments) {
     const Vec16* x = reinterpret_cast<const Vec16*>(source(row) + k0);
     Vec16* out = reinterpret_cast<Vec16*>(s.panel() + row * pitch);
@@ -62,7 +61,7 @@ SGL_UNROLL
   sync_consumers();
 }
 
-// 1/rms of every row, after the last panel's load_panel. Entry: all consumer threads; the next consumer barrier publishes it.
+// 1/rms of every row. Entry: all consumer threads, after load_panel of the last panel; the next consumer barrier publishes it.
 SGL_DEVICE void finish_square_sums(const DecodeStepParams& p, const Shared& s) {
   const int32_t row = dialect::thread_idx();
   if (row >= p.rows) return;

@@ -14,8 +14,8 @@ SGL_DEVICE int32_t signals_per_layer(const DecodeStepParams& p, abi::EdgeIdx edg
   }
 }
 
-// Entry: all consumer threads. Afterwards what `edge` of `layer` covers is visible to them, and panel and scratch are free.
-// layer -1 (before the first layer) has nothing to wait for.
+// Entry: all consumer threads. Ends with a consumer barrier: afterwards what `edge` of `layer` covers is visible to them, and
+// panel and scratch are free. layer -1 (before the first layer) has nothing to wait for.
 SGL_DEVICE void await_phase(const DecodeStepParams& p, const Shared& s, abi::EdgeIdx edge, int32_t layer) {
   if (dialect::thread_idx() == 0 && layer >= 0) {
     const uint32_t target = s.rows()->edge_base[edge] + static_cast<uint32_t>((layer + 1) * signals_per_layer(p, edge));
@@ -24,7 +24,7 @@ SGL_DEVICE void await_phase(const DecodeStepParams& p, const Shared& s, abi::Edg
   sync_consumers();
 }
 
-// Entry: all consumer threads, after their last store of the phase.
+// Entry: all consumer threads, after their last access of the phase.
 SGL_DEVICE void signal_phase(const DecodeStepParams& p, abi::EdgeIdx edge) {
   sync_consumers();
   if (dialect::thread_idx() == 0) sync::signal_edge(p.sync->edge[edge]);

@@ -11,7 +11,7 @@ using dialect::Vec16;
 constexpr int32_t kConsumerThreads = abi::kNumConsumerWarps * 32;
 constexpr int32_t kConsumerBarrier = 1;  // named barrier of the consumer warps; 0 is the whole block's
 
-// What a block knows of each row, read and checked once a launch.
+// What a block knows of each row, read and checked once a launch, and what the phases keep a row or a block.
 struct RowState {
   int32_t token[abi::kMaxRows];
   int32_t position[abi::kMaxRows];
@@ -20,7 +20,7 @@ struct RowState {
   int32_t slot[abi::kMaxRows];     // KV slot of the new token
   float square_sum[abi::kMaxRows][abi::kNumConsumerWarps];  // partial sums of squares of the norm input, by segment
   float inverse_rms[abi::kMaxRows];
-  uint32_t edge_base[abi::kNumEdges];
+  uint32_t edge_base[abi::kNumEdges];  // SyncState::edge_base
   abi::TileRange tiles[abi::kNumOps];  // the block's tiles of each operation
   uint32_t broadcast;  // one word from thread 0 to the consumers
 };
@@ -29,8 +29,10 @@ static_assert(sizeof(RowState) <= abi::kRowStateBytes, "smem_layout reserves kRo
 // The sections of the block's shared memory (abi::SmemLayout), addressed anew at each use: nothing to keep in registers.
 struct Shared {
   const abi::SmemLayout& at;
-  SGL_DEVICE uint64_t* full(int32_t stage) const { return reinterpret_cast<uint64_t*>(dialect::shared_base() + at.barriers) + stage; }  // weights of the stage have landed
-  SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kMaxStages + stage); }  // every consumer warp has read the stage
+  // Phase complete: the weights of the stage have landed.
+  SGL_DEVICE uint64_t* full(int32_t stage) const { return reinterpret_cast<uint64_t*>(dialect::shared_base() + at.barriers) + stage; }
+  // Phase complete: every consumer warp has read the stage.
+  SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kMaxStages + stage); }
   SGL_DEVICE RowState* rows() const { return reinterpret_cast<RowState*>(dialect::shared_base() + at.row_state); }
   SGL_DEVICE char* zero_row() const { return dialect::shared_base() + at.zero_row; }
   SGL_DEVICE float* scratch() const { return reinterpret_cast<float*>(dialect::shared_base() + at.scratch); }
@@ -61,8 +63,7 @@ SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row
   s.rows()->slot[row] = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
 }
 
-// Residual stream of a row at `layer`'s input: the embedding row for layer 0, else what the layer before left.
-// The embedding is constant in the launch; the residual is covered by kEdgeDown or kEdgeOutProj.
+// The residual stream of a row before layer 0's out_proj has written it. Constant in the launch: no edge to wait for.
 SGL_DEVICE const bf16* embedding_row(const DecodeStepParams& p, const Shared& s, int32_t row) {
   return p.embedding + static_cast<int64_t>(s.rows()->token[row]) * p.geometry.hidden;
 }

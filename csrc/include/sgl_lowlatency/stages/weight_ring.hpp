@@ -5,7 +5,7 @@
 
 namespace sgl_lowlatency::stages {
 
-// Position in the ring; producer and consumers step through the same sequence.
+// Position in the ring; every producer and consumer warp steps through the same sequence.
 struct RingCursor {
   int32_t stage = 0;
   uint32_t parity = 0;
@@ -39,9 +39,11 @@ SGL_DEVICE int64_t tile_row(const DecodeStepParams& p, int32_t op, int32_t tile,
 constexpr int32_t kProducerRows = abi::kTileRows / abi::kNumProducerWarps;
 
 // Entry: all lanes of a producer warp. Every warp waits for the stage, announces its own bytes and copies its own rows
-// (lanes 0..kProducerRows-1): a copy takes an issue slot of its own, and one warp alone cannot issue at memory speed.
+// (lanes 0..kProducerRows-1): a copy takes an issue slot of its own, and four warps together refill the ring fast after a stall.
 // No more than kMaxStagesInFlight are under way: enough to saturate memory, while every further one would only lengthen the
 // queues in which the step's latency-bound loads wait. The rest of the ring fills while the consumers wait for other blocks.
+// The wait on `empty` pairs with the consumer warps' arrivals (run_tiles): their reads are done before the copy overwrites them.
+// The announced bytes and the copies complete `full`, which run_tiles waits for. The first pass over the ring finds it empty.
 SGL_DEVICE void produce_weights(const DecodeStepParams& p, const Shared& s, int32_t producer, int32_t lane) {
   const sync::FaultSink sink = fault_sink(p);
   RingCursor cursor, landing;  // the next stage to fill; the oldest one whose bytes are still under way
@@ -55,7 +57,8 @@ SGL_DEVICE void produce_weights(const DecodeStepParams& p, const Shared& s, int3
       const int32_t k_extent = p.ops[op].k_extent, k_panel = p.ops[op].k_panel;
       const bf16* weight = next_weight;
       const bool is_last = layer + 1 == p.geometry.num_layers && op + 1 == abi::kNumOps;
-      if (!is_last) next_weight = op_weight(p.layers + layer + (op + 1) / abi::kNumOps, (op + 1) % abi::kNumOps);  // early: hides its latency
+      // Early: hides its latency.
+      if (!is_last) next_weight = op_weight(p.layers + layer + (op + 1) / abi::kNumOps, (op + 1) % abi::kNumOps);
       for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
         const int32_t k1 = min_int(k0 + k_panel, k_extent);
         for (int32_t tile = begin; tile < end; ++tile) {

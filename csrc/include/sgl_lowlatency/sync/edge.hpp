@@ -1,4 +1,5 @@
-// Dependency edges between blocks: monotonic counters, one signal a producer and layer, never reset (see abi::SyncState).
+// Dependency edges between blocks: monotonic counters, never reset (see abi::SyncState). A layer's signals are one a block that
+// owns tiles; for attention one a (row, kv head, head subgroup).
 #pragma once
 #include "sgl_lowlatency/sync/wait.hpp"
 

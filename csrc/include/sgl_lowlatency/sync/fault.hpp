@@ -16,8 +16,9 @@ constexpr uint64_t kHostAckNs = 500'000'000;  // how long the record waits for i
 
 // Entry: any thread, any number of threads. The first to claim the record writes it; all wait for the host to
 // acknowledge (so that it is printed before the context dies) or for kHostAckNs, then trap. Does not return.
-[[noreturn]] SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge, uint32_t expected,
-                                 uint32_t seen, uint64_t waited_ns) {
+[[noreturn]] SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge,
+                                              uint32_t expected, uint32_t seen, uint64_t waited_ns) {
+  // Relaxed: the claim only picks one writer; nobody reads the fields by it.
   if (dialect::cas_relaxed_system(&r->state, 0u, 1u) == 0u) {
     dialect::store_relaxed_system(&r->kind, static_cast<uint32_t>(kind));
     dialect::store_relaxed_system(reinterpret_cast<uint32_t*>(&r->rank), static_cast<uint32_t>(rank));
@@ -28,9 +29,11 @@ constexpr uint64_t kHostAckNs = 500'000'000;  // how long the record waits for i
     dialect::store_relaxed_system(&r->expected, expected);
     dialect::store_relaxed_system(&r->seen, seen);
     dialect::store_relaxed_system(&r->waited_ns, waited_ns);
-    // Pairs with the host's acquire load of `state` (fault watch): the fields above are complete when it reads 2.
+    // Release, system scope: pairs with the host's acquire load of `state` (read_fault in bindings.cpp): when it reads 2, the
+    // fields above are complete.
     dialect::store_release_system(&r->state, 2u);
   }
+  // Relaxed: the acknowledgement carries no data.
   const uint64_t start = dialect::timer_ns();
   while (dialect::load_relaxed_system(&r->host_ack) == 0u && dialect::timer_ns() - start < kHostAckNs) {
     dialect::pause_ns(1000);

@@ -4,14 +4,14 @@
 
 namespace sgl_lowlatency::sync {
 
-constexpr uint32_t kPollsPerClockRead = 64;
+constexpr uint32_t kPollsPerClockRead = 64;  // a deadline is noticed so many polls late at most
 
 // Returns when ready() is true. seen() gives the last observed value for the record. Each calling thread polls by itself;
 // never call it between the lanes of one shuffle.
 template <class Ready, class Seen>
 SGL_DEVICE void wait_until(FaultSink sink, abi::FaultKind kind, int32_t layer, int32_t edge, uint32_t expected, Ready ready, Seen seen) {
   if (ready()) return;
-  uint64_t start = 0;  // of the wait, up to the first clock read: reading the clock costs more than most waits last
+  uint64_t start = 0;  // counts from the first clock read, not before: reading the clock costs more than most waits last
   for (uint32_t polls = 1;; ++polls) {
     if (ready()) return;
     dialect::backoff();
@@ -23,9 +23,12 @@ SGL_DEVICE void wait_until(FaultSink sink, abi::FaultKind kind, int32_t layer, i
   }
 }
 
-// A stage of the weight ring. A ring stalls because an edge did, so it waits twice as long: the edge is named first.
+// Waits for the phase of this parity of a ring stage's mbarrier. A ring stalls because an edge did, so the deadline is twice as
+// long: the edge is named first. Acquire: pairs with the arrivals and, on `full`, with the completion of the copies' bytes.
 SGL_DEVICE void wait_mbarrier(FaultSink sink, abi::FaultKind kind, int32_t layer, int32_t stage, uint64_t* bar, uint32_t parity) {
-  wait_until(FaultSink{sink.record, sink.rank, 2 * sink.deadline_ns}, kind, layer, stage, parity, [&] { return dialect::mbarrier_test(bar, parity); }, [&] { return parity ^ 1u; });
+  wait_until(
+      FaultSink{sink.record, sink.rank, 2 * sink.deadline_ns}, kind, layer, stage, parity,
+      [&] { return dialect::mbarrier_test(bar, parity); }, [&] { return parity ^ 1u; });
 }
 
 }  // namespace sgl_lowlatency::sync

@@ -1,17 +1,23 @@
-// decode_step: one decode step of a Qwen3 dense model, embedding to final norm, in one persistent launch.
+// decode_step: one decode step of a Qwen3 dense model, embedding to final norm, in one persistent launch. DESIGN.md has the reasons.
 //
 //   x = embedding[input_ids]
 //   per layer: x += out_proj(attention(rope(qk_norm(qkv(rms_norm(x))))));  x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
 //   hidden_out = rms_norm(x) * final_norm
 //
-// Tensors   as named in abi/decode_step.hpp: bf16 weights and KV in SGLang's own layout, fp32 partial sums, bf16 residual.
-// Grid      one block an SM (any number of co-resident blocks is correct), kNumThreads threads; all blocks stay for all layers.
-// Roles     warps 0..7 consume; the producer warps stream the block's weights through the shared-memory ring, across every wait.
+// Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16, both in
+//           SGLang's own layout; inputs [rows] int64, req_to_token [requests, tokens] int32; residual x [rows, hidden] bf16;
+//           qkv [rows, (num_q_heads + 2 num_kv_heads) head_dim] fp32; attention_out [rows, num_q_heads head_dim] bf16;
+//           activation [rows, intermediate] bf16; partial_out [items, 8, head_dim] fp32; hidden_out [rows, hidden] bf16.
+// Grid      the plan's number of blocks, one an SM (correct for any number that runs at once), kNumThreads threads each; all
+//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16.
+// Roles     warps 0..7 consume; warps 8..11 stream the block's weights through the shared-memory ring, across every wait.
 // Phases    per layer: qkv | attention | out_proj | gate_up | down; then the final norm. A block runs its static tiles
 //           (StaticPlan) and its share of the attention items (cut on the device from the lengths).
 // Hand-over every phase waits for the edge of the phase before it (sync/edge.hpp), and signals its own after its last store.
 //           No buffer is overwritten while readable: a phase's writers have waited, edge by edge, for all of its readers.
-// Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively.
+//           A split's partials pass through a ticket (attention_combine.hpp).
+// Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
+//           a SyncState and a workspace.
 #pragma once
 #include "sgl_lowlatency/stages/attention_phase.hpp"
 #include "sgl_lowlatency/stages/gemm.hpp"
@@ -71,10 +77,11 @@ struct DecodeStep {
     }
   };
 
-  // The edge an operation waits for (of layer - 1 for qkv) and the one it signals.
+  // The edge an operation waits for (qkv: that of the layer before) and the one it signals.
   static constexpr abi::EdgeIdx kInputEdge[abi::kNumOps] = {abi::kEdgeDown, abi::kEdgeAttention, abi::kEdgeOutProj, abi::kEdgeGateUp};
   static constexpr abi::EdgeIdx kOutputEdge[abi::kNumOps] = {abi::kEdgeQkv, abi::kEdgeOutProj, abi::kEdgeGateUp, abi::kEdgeDown};
 
+  // Entry: all consumer threads. A block without tiles of the operation neither waits nor signals.
   template <int32_t kOp>
   SGL_DEVICE void run_op(int32_t layer) {
     if (s.rows()->tiles[kOp].count == 0) return;
@@ -87,7 +94,7 @@ struct DecodeStep {
     signal_phase(p, kOutput);
   }
 
-  // Row r by block r % grid. Entry: all consumer threads.
+  // Row r by block r % grid: nothing waits for it but the end of the launch. Entry: all consumer threads.
   SGL_DEVICE void final_norm() {
     if (dialect::block_idx() >= p.rows) return;
     await_phase(p, s, abi::kEdgeDown, p.geometry.num_layers - 1);
@@ -107,18 +114,21 @@ SGL_UNROLL
       const float inverse_rms = dialect::rsqrt(sum / static_cast<float>(hidden) + p.geometry.rms_eps);
       for (int32_t i = dialect::thread_idx(); i < hidden; i += kConsumerThreads) {
         const float x = dialect::to_float(dialect::load_plain(residual_row(row) + i));
-        dialect::store_plain(p.hidden_out + static_cast<int64_t>(row) * hidden + i, dialect::to_bf16(x * inverse_rms * dialect::to_float(dialect::load_constant(p.final_norm + i))));
+        dialect::store_plain(p.hidden_out + static_cast<int64_t>(row) * hidden + i,
+                             dialect::to_bf16(x * inverse_rms * dialect::to_float(dialect::load_constant(p.final_norm + i))));
       }
     }
   }
 
   // The last block out closes the launch: bases move up by this launch's signals, the step is counted. Every block read the
-  // bases before its ticket, so none can see the next launch's.
+  // bases before its ticket, so none can see the next launch's, which the end of this one makes visible to it.
+  // Entry: all consumer threads.
   SGL_DEVICE void close_launch() const {
     sync_consumers();
     if (dialect::thread_idx() != 0) return;
     abi::SyncState* sync = p.sync;
-    // Acquire and release, gpu scope: the last arrival is ordered after every other block's work.
+    // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the last one is ordered after every block's
+    // work: its reads of the bases, which the stores below overwrite, and all that a step counted as executed must have done.
     if (dialect::fetch_add_acq_rel_gpu(sync->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
     dialect::store_plain(sync->exit_ticket, 0u);
     for (int32_t e = 0; e < abi::kNumEdges; ++e) {
@@ -127,9 +137,10 @@ SGL_UNROLL
     }
     const uint64_t executed = dialect::load_plain(sync->executed + p.rows) + 1;
     dialect::store_plain(sync->executed + p.rows, executed);
-    dialect::store_relaxed_system(p.executed_mirror + p.rows, executed);
+    dialect::store_relaxed_system(p.executed_mirror + p.rows, executed);  // pairs with nothing: the host reads a figure
   }
 
+  // Entry: all consumer threads, after the block's first barrier.
   SGL_DEVICE void run() {
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       run_op<abi::kOpQkv>(layer);
@@ -143,7 +154,8 @@ SGL_UNROLL
   }
 };
 
-// Entry: every thread of every block.
+// Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
+// publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
 template <int32_t kNTiles, int32_t kHeadDim>
 SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   const Shared s{p.shared};
