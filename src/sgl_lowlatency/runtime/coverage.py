@@ -8,11 +8,12 @@ that `plan` declined. SGLang names those sizes once, at the end of the capture.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import multiprocessing.util
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,16 +46,31 @@ class Coverage:
         self._executed = executed
         self._discounted: collections.Counter[int] = collections.Counter()
         self._fallbacks: collections.Counter[str] = collections.Counter()
+        self._settling = threading.RLock()  # held while launches run that are about to be left out
         self._unserved = 0
         self._warned = False
         self._logged: CoverageCounts | None = None
 
     def counts(self) -> CoverageCounts:
-        executed = {rows: max(0, n - self._discounted[rows]) for rows, n in self._executed().items()}
+        with self._settling:
+            executed = {rows: max(0, n - self._discounted[rows]) for rows, n in self._executed().items()}
         return CoverageCounts(executed=executed, fallbacks=dict(self._fallbacks))
 
+    @contextlib.contextmanager
+    def uncounted(self, rows: int) -> Iterator[None]:
+        """Leaves the launches of `rows` rows that the body runs, and waits for, out of the counts: they serve nobody.
+
+        Readers on other threads wait for the body's end, so that none sees such a launch as a served step.
+        """
+        with self._settling:
+            before = self._executed().get(rows, 0)
+            try:
+                yield
+            finally:
+                self._discounted[rows] += self._executed().get(rows, 0) - before
+
     def discount(self, rows: int, num_steps: int) -> None:
-        """Leaves `num_steps` launches of `rows` rows out of the counts: they served nobody."""
+        """Leaves `num_steps` launches of `rows` rows that follow out of the counts: they serve nobody."""
         self._discounted[rows] += num_steps
 
     def count_fallback(self, reason: str) -> None:
@@ -105,19 +121,21 @@ class CoverageMetrics:
         self._fallbacks = prometheus_client.Counter(
             "sgl_lowlatency:fallback_steps", "Eager steps run by SGLang's own forward.", ["reason"], **extra
         )
-        self._last = CoverageCounts({}, {})
+        self._published: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def update(self, counts: CoverageCounts) -> None:
-        """Adds what `counts` has gained since the last call."""
+        """Raises the counters to `counts`. A count that is lower for a moment, while a discounted launch is still to come,
+        changes nothing."""
         for rows, count in counts.executed.items():
-            gained = count - self._last.executed.get(rows, 0)
-            if gained > 0:
-                self._steps.labels(rows=str(rows)).inc(gained)
+            self._raise_to("rows", str(rows), self._steps.labels(rows=str(rows)), count)
         for reason, count in counts.fallbacks.items():
-            gained = count - self._last.fallbacks.get(reason, 0)
-            if gained > 0:
-                self._fallbacks.labels(reason=reason).inc(gained)
-        self._last = counts
+            self._raise_to("reason", reason, self._fallbacks.labels(reason=reason), count)
+
+    def _raise_to(self, label: str, value: str, counter: Any, count: int) -> None:
+        gained = count - self._published[label, value]
+        if gained > 0:
+            counter.inc(gained)
+            self._published[label, value] = count
 
 
 def _every(interval_s: float, action: Callable[[], None], name: str) -> None:

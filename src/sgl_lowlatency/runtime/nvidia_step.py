@@ -131,8 +131,8 @@ class NvidiaStep:
                     "decode_step: the self-check needs KV memory, which SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1 provides "
                     "only after the decode graphs are captured; unset it"
                 )
-            report = self._self_check.run(original, self._run, forward_batch, self._kv)
-            self.coverage.discount(rows, report.num_batches)
+            with self.coverage.uncounted(rows):
+                report = self._self_check.run(original, self._run, forward_batch, self._kv)
             logger.info("decode_step self-check: %s", report)
             if report.misses:
                 raise RuntimeError(f"decode_step self-check failed, the server is refused: {report}")

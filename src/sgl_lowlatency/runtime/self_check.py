@@ -31,7 +31,6 @@ class SelfCheckReport:
     """figures: the worst value of each tolerance's name. misses: one sentence a figure out of tolerance, empty on a pass."""
 
     rows: int
-    num_batches: int = 0
     lengths: list[int] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
@@ -91,7 +90,6 @@ class SelfCheck:
                 sglang_state.plan_attention(forward_batch)
                 actual = self._outputs(ours, forward_batch, kv)
                 self._compare(expected, actual, report)
-                report.num_batches += 1
         report.misses = [
             f"{name} {report.figures[name]:.3g} is not within {bound:g}"
             for name, bound in self._tolerances.items()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import prometheus_client
@@ -26,6 +27,23 @@ def test_counts_leave_out_discounted_launches():
     assert coverage.counts().executed == {1: 0, 4: 5}
     executed.update({1: 12, 4: 9})
     assert coverage.counts().executed == {1: 3, 4: 9}, "steps of other rows and later ones stay counted"
+
+
+def test_launches_of_the_body_are_never_seen_by_other_threads():
+    """The metrics thread once read between a self-check's launches and their discount, and counted them for good."""
+    executed, seen = {5: 2}, []
+    coverage = Coverage(lambda: dict(executed))
+    with coverage.uncounted(5):
+        executed[5] += 3
+        reader = threading.Thread(target=lambda: seen.append(coverage.counts().executed))
+        reader.start()
+        reader.join(0.1)
+        assert reader.is_alive() and not seen, "a reader waits while uncounted launches run"
+        assert coverage.counts().executed == {5: 5}, "the thread that runs them may look"
+    reader.join(5)
+    assert seen == [{5: 2}]
+    executed[5] += 1
+    assert coverage.counts().executed == {5: 3}
 
 
 def test_a_discounted_launch_still_in_flight_does_not_go_negative():
@@ -69,6 +87,14 @@ def test_a_server_with_coverage_is_not_warned_of(caplog):
     for _ in range(3 * WARN_AFTER_FALLBACKS):
         coverage.count_fallback("LoRA")
     assert not caplog.records
+
+
+def test_metrics_outlive_a_count_that_is_lower_for_a_moment():
+    registry = prometheus_client.CollectorRegistry()
+    metrics = CoverageMetrics(registry)
+    for count in (4, 3, 4, 6):
+        metrics.update(CoverageCounts({1: count}, {}))
+    assert registry.get_sample_value("sgl_lowlatency:decode_steps_total", {"rows": "1"}) == 6
 
 
 def test_metrics_grow_by_what_the_counts_gained():
