@@ -63,20 +63,30 @@ LAUNCH = ["python", "-m", "sglang.launch_server", *ARGS]
 def test_sglang_not_installed(words):
     done = run_doctor(words, WITHOUT_SGLANG)
     assert done.returncode == 1
-    assert "verdict: refused, 1 reason\n  - sglang is not installed: pip install 'sgl-lowlatency[sglang]'\n" in done.stdout
+    assert "verdict: refused, 1 reason\n  - sglang is not installed: pip install sglang==0.5.23\n" in done.stdout
 
 
 def test_json_without_sglang():
     done = run_doctor(["--json", "--assume-gpu", "sm_90", "--", *ARGS], WITHOUT_SGLANG)
     report = json.loads(done.stdout)
     assert done.returncode == 1 and report["ok"] is False and report["assumed_gpu"] == "sm_90"
-    assert report["reasons"] == ["sglang is not installed: pip install 'sgl-lowlatency[sglang]'"]
+    assert report["reasons"] == ["sglang is not installed: pip install sglang==0.5.23"]
     assert report["versions"]["python"] == sys.version.split()[0]
 
 
 def test_not_a_launch_command():
     done = run_doctor(["--", "vllm", "serve"])
     assert done.returncode == 1 and "'vllm serve' is not an SGLang launch command" in done.stdout
+
+
+def test_an_option_of_neither_is_named_and_not_taken_for_the_servers():
+    done = run_doctor(["--jsn", "--", *LAUNCH])
+    assert done.returncode == 2 and done.stderr.endswith("error: unrecognized arguments: --jsn\n")
+
+
+def test_no_command_at_all():
+    done = run_doctor([])
+    assert done.returncode == 1 and "  - the empty command is not an SGLang launch command" in done.stdout
 
 
 def test_a_bad_variable_in_the_command():

@@ -79,7 +79,7 @@ def test_all_unsupported_fields_are_named_together():
     ]
 
 
-@pytest.mark.parametrize("value", [None, 0, -4096, "4096", True])
+@pytest.mark.parametrize("value", [None, 0, -4096, "4096", True, 4096.0])
 def test_a_missing_or_senseless_field_raises_and_is_named(value):
-    with pytest.raises(ValueError, match="config.hidden_size is .*, not a positive number"):
+    with pytest.raises(ValueError, match="config.hidden_size is .*, not a positive integer"):
         Geometry.from_hf_config(hf_config(hidden_size=value))

@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sgl_lowlatency import config
 from sgl_lowlatency.cli import openai_client, server_setup
 from sgl_lowlatency.cli.openai_client import Answer
 from sgl_lowlatency.cli.server_process import ServerFailed, ServerProcess, running
@@ -40,20 +42,44 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demo. Returns 0 when every token agrees as far as float64 decides it and the kernels ran."""
     say = _Reporter(args.json)
     start_s = time.monotonic()
-    missing = server_setup.missing_requirement()
-    if missing is not None:
-        return say.fail(missing)
+    refusal = server_setup.missing_requirement() or _environment_reason() or _port_reason(args.port)
+    if refusal is not None:
+        return say.fail(refusal)
     with _signals_interrupt(), contextlib.ExitStack() as stack:
-        directory = args.keep_logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-demo-")))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-demo-")))
+        directory = args.keep_logs or scratch
         try:
-            return _compare(directory, args, say, start_s)
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return say.fail(f"--keep-logs {directory} cannot be made: {error.strerror}")
+        try:
+            return _compare(directory, scratch, args, say, start_s)
         except ServerFailed as error:
             return say.fail(str(error))
         except KeyboardInterrupt:
             return say.fail("interrupted; both servers are stopped")
 
 
-def _compare(directory: Path, args: argparse.Namespace, say: _Reporter, start_s: float) -> int:
+def _environment_reason() -> str | None:
+    """SGLang would log a bad variable of ours, start without the plugin, and fail for another reason."""
+    try:
+        config.parse(os.environ)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _port_reason(port: int) -> str | None:
+    """Why the servers cannot listen on `port` and the next, None when they can; 0 is any."""
+    if port == 0:
+        return None
+    if not 0 < port < 65535:
+        return f"--port {port} is outside 1..65534"
+    taken = [str(each) for each in (port, port + 1) if not server_setup.is_free_port(each)]
+    return f"port {' and '.join(taken)} of 127.0.0.1 cannot be listened on: pass another --port, or none" if taken else None
+
+
+def _compare(directory: Path, scratch: Path, args: argparse.Namespace, say: _Reporter, start_s: float) -> int:
     from sgl_lowlatency.cli.greedy_oracle import GreedyOracle
     from sgl_lowlatency.cli.tiny_model import make_tiny_qwen3
 
@@ -61,6 +87,7 @@ def _compare(directory: Path, args: argparse.Namespace, say: _Reporter, start_s:
     say.line("making a tiny Qwen3 with real-scale random weights")
     make_tiny_qwen3(model)
     setup = server_setup.server_setup(model)
+    setup.environment["TMPDIR"] = str(scratch)  # SGLang leaves sockets and port files there
     say.line(f"SGLang runs on {setup.where}")
     ports = [args.port, args.port + 1] if args.port else [server_setup.free_port(), server_setup.free_port()]
 

@@ -42,7 +42,7 @@ def parse(words: Sequence[str]) -> LaunchCommand:
     elif program == "sglang" and len(rest) > 1:
         return LaunchCommand(environment, _serve_arguments(rest[1:]))
     raise ValueError(
-        f"{' '.join(words) or 'the empty command'!r} is not an SGLang launch command. Write, after `--`, one of: "
+        f"{repr(' '.join(words)) if words else 'the empty command'} is not an SGLang launch command. Write, after `--`, one of: "
         "python -m sglang.launch_server ARGS | sglang serve MODEL ARGS | ARGS"
     )
 

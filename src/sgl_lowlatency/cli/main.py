@@ -36,14 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(command_parser)
-    # A module with TAKES_COMMAND gets the words that are not its own, and all after `--`, as args.words.
+    # A module with TAKES_COMMAND gets all after `--` as args.words or, without a `--`, the words that are not its own.
     own, after = chosen.arguments, []
-    if "--" in own:
+    takes_command, separated = getattr(module, "TAKES_COMMAND", False), "--" in own
+    if separated:
         own, after = own[: own.index("--")], own[own.index("--") + 1 :]
     args, words = command_parser.parse_known_args(own)
     args.words = words + after
-    if args.words and not getattr(module, "TAKES_COMMAND", False):
-        command_parser.error(f"unrecognized arguments: {' '.join(args.words)}")
+    if stray := (words if separated else []) if takes_command else args.words:
+        command_parser.error(f"unrecognized arguments: {' '.join(stray)}")
     return module.run(args)
 
 

@@ -8,6 +8,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from sgl_lowlatency import TESTED_SGLANG
+
 ENTRY_POINT_GROUP, ENTRY_POINT = "sglang.srt.plugins", "nvidia_megakernel"
 CONTEXT_LENGTH = 1100
 MAX_TOTAL_TOKENS = 8192
@@ -46,7 +48,7 @@ def server_setup(model: Path, extra: tuple[str, ...] = ()) -> ServerSetup:
 def missing_requirement() -> str | None:
     """What has to be installed before a server with the plugin can start, as a sentence; None when nothing has."""
     if importlib.util.find_spec("sglang") is None:
-        return "SGLang is not installed in this environment: pip install 'sgl-lowlatency[sglang]'"
+        return f"SGLang is not installed in this environment: pip install sglang=={TESTED_SGLANG}"
     names = {entry.name for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
     if ENTRY_POINT not in names:
         return "sgl-lowlatency is not installed in this environment (SGLang finds no entry point): pip install ."
@@ -58,3 +60,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def is_free_port(port: int) -> bool:
+    """Whether a server may listen on this TCP port of 127.0.0.1 now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port of connections just closed is free, as to SGLang
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -57,7 +57,7 @@ def judge(arguments: list[str], assume_gpu: str | None) -> Verdict:
         binding = importlib.import_module("sglang.srt.kernel_plugins.nvidia.binding")
     except ModuleNotFoundError as error:
         missing = "sglang is not installed" if error.name == "sglang" else f"this sglang is not usable here ({error})"
-        verdict.reasons.append(f"{missing}: pip install 'sgl-lowlatency[sglang]'")
+        verdict.reasons.append(f"{missing}: pip install sglang=={sgl_lowlatency.TESTED_SGLANG}")
         return verdict
     installed = importlib.metadata.version("sglang")
     if installed != sgl_lowlatency.TESTED_SGLANG:

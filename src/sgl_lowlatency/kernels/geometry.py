@@ -36,7 +36,7 @@ class Geometry:
 
         head_dim defaults to hidden_size / num_attention_heads, as in SGLang's model. max_position is the config's;
         a build replaces it by the rows of the cos/sin table that SGLang made.
-        Raises ValueError naming every field that is missing or not a positive number.
+        Raises ValueError naming every field that is missing or not a positive number (rms_norm_eps) or integer (all others).
         """
         fields = {
             "num_layers": "num_hidden_layers",
@@ -50,9 +50,11 @@ class Geometry:
         }
         values = {ours: getattr(config, theirs, None) for ours, theirs in fields.items()}
         bad = [
-            f"config.{theirs} is {values[ours]!r}, not a positive number"
+            f"config.{theirs} is {values[ours]!r}, not a positive {'number' if ours == 'rms_eps' else 'integer'}"
             for ours, theirs in fields.items()
-            if not isinstance(values[ours], (int, float)) or isinstance(values[ours], bool) or values[ours] <= 0
+            if not isinstance(values[ours], (int, float) if ours == "rms_eps" else int)
+            or isinstance(values[ours], bool)
+            or values[ours] <= 0
         ]
         if bad:
             raise ValueError("; ".join(bad))

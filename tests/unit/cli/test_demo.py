@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -42,11 +44,15 @@ class FakeServer:
     """Stands for ServerProcess: records its life, answers at once."""
 
     log_of = []
+    temporary = set()
 
     def __init__(self, arguments, port, log, environment):
         self.name = "plugin" if server_setup.PLUGIN_FLAG in arguments else "standard"
         self.url, self.log = f"http://{self.name}", log
         FakeServer.log_of.append((self.name, "start"))
+        temporary = Path(environment["TMPDIR"])
+        assert temporary.is_dir()
+        FakeServer.temporary.add(temporary)
 
     def wait_ready(self, timeout_s, progress):
         return 1.0
@@ -69,7 +75,7 @@ class FakeServer:
 
 @pytest.fixture
 def faked(monkeypatch):
-    FakeServer.log_of = []
+    FakeServer.log_of, FakeServer.temporary = [], set()
     monkeypatch.setattr(demo, "ServerProcess", FakeServer)
     monkeypatch.setattr(demo, "METRICS_SETTLE_S", 0.0)
     monkeypatch.setattr(demo, "MAX_TOKENS", len(SAME.output_ids))
@@ -149,10 +155,51 @@ def test_an_answer_cut_short_is_reported_with_the_log(faked, capsys, ending, mes
     assert FakeServer.log_of[-1] == ("standard", "kill")
 
 
+@pytest.mark.parametrize(
+    "variable, reason",
+    [
+        ("SGL_LOWLATENCY_FOO", "SGL_LOWLATENCY_FOO is not a variable of sgl-lowlatency; there are "),
+        ("SGL_LOWLATENCY_EMULATE", "SGL_LOWLATENCY_EMULATE='x' is not 0 or 1"),
+    ],
+)
+def test_a_bad_variable_is_named_before_a_server_starts(faked, capsys, variable, reason):
+    faked.setenv(variable, "x")
+    assert main.main(["demo"]) == 1
+    assert capsys.readouterr().out.startswith(f"demo: FAILED: {reason}") and FakeServer.log_of == []
+
+
+@pytest.mark.parametrize("port", ["-5", "65535", "99999"])
+def test_a_port_that_cannot_be_is_named_before_a_server_starts(faked, capsys, port):
+    assert main.main(["demo", f"--port={port}"]) == 1
+    assert capsys.readouterr().out == f"demo: FAILED: --port {port} is outside 1..65534\n" and FakeServer.log_of == []
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_taken_port_is_named_before_a_server_starts(faked, capsys, offset):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main.main(["demo", "--port", str(port - offset)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("demo: FAILED: port ") and str(port) in out and "cannot be listened on" in out
+    assert FakeServer.log_of == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(faked, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    assert main.main(["demo", "--keep-logs", str(tmp_path / "file" / "logs")]) == 1
+    assert capsys.readouterr().out == f"demo: FAILED: --keep-logs {tmp_path / 'file' / 'logs'} cannot be made: Not a directory\n"
+
+
+def test_what_the_servers_leave_in_their_temporary_folder_goes_with_the_demo(faked, tmp_path):
+    assert main.main(["demo", "--keep-logs", str(tmp_path / "logs")]) == 0
+    (folder,) = FakeServer.temporary
+    assert not folder.exists() and (tmp_path / "logs" / "model").exists()
+
+
 def test_a_missing_sglang_is_named(monkeypatch, capsys):
     monkeypatch.setattr(server_setup.importlib.util, "find_spec", lambda name: None)
     assert main.main(["demo"]) == 1
-    assert "SGLang is not installed in this environment: pip install 'sgl-lowlatency[sglang]'" in capsys.readouterr().out
+    assert "SGLang is not installed in this environment: pip install sglang==0.5.23" in capsys.readouterr().out
 
 
 def test_a_missing_entry_point_is_named(monkeypatch):

@@ -11,7 +11,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_lowlatency import config
 from sgl_lowlatency.runtime import nvidia_step, sglang_state
-from sgl_lowlatency.runtime.coverage import PREFILL
+from sgl_lowlatency.runtime.coverage import PREFILL, Coverage
 from sgl_lowlatency.plan.static_plan import make_plan
 from tiny_serving import GRID, SHARED_MEMORY_BYTES, TOLERANCES
 
@@ -25,6 +25,8 @@ def environment(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream_captures)
         monkeypatch.setattr(sglang_state, "capturing_graphs", lambda: capturing_graphs)
         monkeypatch.setattr(sglang_state, "metrics_enabled", lambda: False)
+        # its line at exit would go to a stream that pytest has closed
+        monkeypatch.setattr(Coverage, "start_reporting", lambda self, interval_s, with_metrics: None)
 
     set_fields()
     return set_fields
