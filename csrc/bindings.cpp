@@ -78,6 +78,7 @@ void bind_abi(py::module_& m) {
   py::module_ a = m.def_submodule("abi", "Constants and structs of abi/decode_step.hpp");
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
+  SGL_CONSTANT(kWarpTokens); SGL_CONSTANT(kUnwritten); SGL_CONSTANT(kGenerations); SGL_CONSTANT(kClearAhead);
   SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kStageK); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages); SGL_CONSTANT(kPanelPadBytes);
   SGL_CONSTANT(kNumEdges);
 #undef SGL_CONSTANT
@@ -87,16 +88,17 @@ void bind_abi(py::module_& m) {
       {"edge_deadline", abi::kFaultEdgeDeadline}, {"ring_full", abi::kFaultRingFull},      {"ring_empty", abi::kFaultRingEmpty},
       {"bad_token_id", abi::kFaultBadTokenId},    {"bad_position", abi::kFaultBadPosition}, {"bad_length", abi::kFaultBadLength},
       {"bad_request_row", abi::kFaultBadRequestRow}, {"bad_slot", abi::kFaultBadSlot}};
-  a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "attention", "out_proj", "gate_up", "down"};
+  a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "partial", "attention", "out_proj", "gate_up", "down"};
 
   py::class_<abi::SmemLayout>(a, "SmemLayout")
       .def_readonly("barriers", &abi::SmemLayout::barriers).def_readonly("row_state", &abi::SmemLayout::row_state)
-      .def_readonly("zero_row", &abi::SmemLayout::zero_row).def_readonly("scratch", &abi::SmemLayout::scratch)
+      .def_readonly("zero_row", &abi::SmemLayout::zero_row).def_readonly("vectors", &abi::SmemLayout::vectors)
+      .def_readonly("slots", &abi::SmemLayout::slots)
+      .def_readonly("scratch", &abi::SmemLayout::scratch)
       .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("panel", &abi::SmemLayout::panel)
       .def_readonly("ring", &abi::SmemLayout::ring).def_readonly("total_bytes", &abi::SmemLayout::total_bytes);
   m.def("smem_layout", &abi::smem_layout, py::arg("rows"), py::arg("max_panel_bytes"), py::arg("max_tiles_multi_panel"), py::arg("num_stages"));
   m.def("panel_row_bytes", &abi::panel_row_bytes, py::arg("k_panel"), "Bytes of one padded row of an activation panel");
-  m.def("merge_scratch_bytes", &abi::merge_scratch_bytes, py::arg("head_dim"), "Bytes the attention merge needs in place of a panel");
   m.def("head_subgroups", &abi::head_subgroups, py::arg("num_q_heads"), py::arg("num_kv_heads"), "Attention items that share one kv head");
 
   py::class_<abi::Geometry>(a, "Geometry")
@@ -106,6 +108,18 @@ void bind_abi(py::module_& m) {
       SGL_FIELD(vocab) SGL_FIELD(max_position) SGL_FIELD(kv_slot_stride) SGL_FIELD(req_to_token_stride) SGL_FIELD(num_request_rows)
       SGL_FIELD(num_kv_slots) SGL_FIELD(rms_eps) SGL_FIELD(softmax_scale);
 #undef SGL_FIELD
+
+  m.def("attention_panel_bytes", &abi::attention_panel_bytes, py::arg("head_dim"), "Bytes that attention needs in place of a panel");
+  py::class_<abi::HandoverLayout>(a, "HandoverLayout")
+#define SGL_FIELD(name) .def_readonly(#name, &abi::HandoverLayout::name)
+      SGL_FIELD(qkv) SGL_FIELD(attention_out) SGL_FIELD(mid) SGL_FIELD(activation) SGL_FIELD(end) SGL_FIELD(partial_out)
+      SGL_FIELD(partial_max_sum) SGL_FIELD(total_bytes);
+#undef SGL_FIELD
+  py::class_<abi::StreamLayout>(a, "StreamLayout")
+      .def_readonly("x", &abi::StreamLayout::x).def_readonly("scaled", &abi::StreamLayout::scaled)
+      .def_readonly("squares", &abi::StreamLayout::squares).def_readonly("total_bytes", &abi::StreamLayout::total_bytes);
+  m.def("stream_layout", &abi::stream_layout, py::arg("geometry"), py::arg("rows"), "The residual stream as it is handed over");
+  m.def("handover_layout", &abi::handover_layout, py::arg("geometry"), py::arg("rows"), py::arg("grid"), "One generation of the hand-over buffers");
 
   py::class_<abi::FaultRecord>(a, "FaultRecord")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::FaultRecord::name)
@@ -119,15 +133,16 @@ void bind_abi(py::module_& m) {
       .def_readwrite("num_stages", &abi::DecodeStepParams::num_stages).def_readwrite("max_panel_bytes", &abi::DecodeStepParams::max_panel_bytes)
       .def_readwrite("max_tiles_multi_panel", &abi::DecodeStepParams::max_tiles_multi_panel).def_readwrite("rank", &abi::DecodeStepParams::rank)
       .def_readwrite("shared", &abi::DecodeStepParams::shared).def_readwrite("deadline_ns", &abi::DecodeStepParams::deadline_ns)
-      .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles, int32_t producers) {
+      .def_readwrite("generation_bytes", &abi::DecodeStepParams::generation_bytes).def_readwrite("at", &abi::DecodeStepParams::at)
+      .def_readwrite("stream", &abi::DecodeStepParams::stream)
+      .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles) {
         if (op >= abi::kNumOps) throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumOps));
-        p.ops[op] = {k_extent, k_panel, num_tiles, producers};
-      }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"), py::arg("producers"));
+        p.ops[op] = {k_extent, k_panel, num_tiles};
+      }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"));
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
   SGL_POINTER(layers); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
   SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc);
-  SGL_POINTER(req_to_token); SGL_POINTER(residual); SGL_POINTER(qkv); SGL_POINTER(attention_out); SGL_POINTER(activation);
-  SGL_POINTER(partial_out); SGL_POINTER(partial_max_sum); SGL_POINTER(split_tickets); SGL_POINTER(hidden_out);
+  SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out);
   SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
   m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 8>,

@@ -23,7 +23,10 @@ MIXED = (  # lengths that meet item, page and tile edges beside one another
 
 
 class Runner:
-    """A DecodeStep with its plans, launched on copies of the inputs with every output poisoned first."""
+    """A DecodeStep with its plans, launched on copies of the inputs with every output poisoned first.
+
+    refused: take plans that the validator refuses, and no others.
+    """
 
     def __init__(
         self,
@@ -35,12 +38,13 @@ class Runner:
         panel_budget_bytes: int = 64 * 1024,
         deadline_s: float = 5.0,
         emulation: EmulationOptions | None = None,
+        refused: bool = False,
     ):
         self.geometry, self.weights = geometry, weights
         self.device = weights.embedding.device
         self.plans = {r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes) for r in rows}
         for plan in self.plans.values():
-            assert validate(plan) == []
+            assert bool(validate(plan)) == refused, validate(plan)
         self.kernel = DecodeStep(geometry, self.plans, weights, self.device, deadline_s, emulation=emulation)
 
     def attach(self, inputs: StepInputs) -> None:
@@ -63,6 +67,13 @@ class Runner:
             torch.cuda.synchronize()
         assert_pool_untouched(inputs, used)
         return StepOutputs(hidden, *read_kv_rows(used))
+
+
+def lose_tile(runner: Runner, rows: int, op: int) -> None:
+    """Takes tile 0 of an operation (abi::OpIdx) from its owner: the step of `rows` rows waits for words that nobody writes."""
+    ranges = runner.kernel._tile_tables[rows].view(torch.int32).view(runner.plans[rows].grid, -1, 2)[:, op]
+    owner = next(block for block, (begin, count) in enumerate(ranges.tolist()) if begin == 0 and count > 0)
+    ranges[owner] += torch.tensor([1, -1], dtype=torch.int32, device=ranges.device)
 
 
 def assert_pool_untouched(before: StepInputs, after: StepInputs) -> None:

@@ -15,3 +15,8 @@ TINY = {
     "group8": _tiny(2, 192, 8, 1, 128, 320),  # a full item a kv head
     "group12": _tiny(2, 320, 12, 1, 64, 448),  # two items share the only kv head, of eight heads and of four
 }
+
+
+def deep(num_layers: int) -> Geometry:
+    """As many layers as it takes for the generations of the hand-over buffers to go round, as small as they come."""
+    return _tiny(num_layers, 128, 2, 1, 64, 128)

@@ -1,9 +1,9 @@
-"""A kernel with one signal withheld must end the server within its deadline, with a record, and leave the GPU empty.
+"""A kernel that withholds one hand-over must end the server within its deadline, with a record, and leave the GPU empty.
 
     SITE_PLANTED first on PYTHONPATH, where the package was built with SGL_LOWLATENCY_PLANTED=3
     python3 -m benchmark.serve.hang --out OUT [--model qwen3-8b] [--layers 8]
 
-The last block of that build never signals one edge. With the self-check on the hang meets the server at start (`start`);
+One block of that build never hands over tile 0 of layer 0's out_proj. With the self-check on the hang meets the server at start (`start`);
 with SGL_LOWLATENCY_SELF_CHECK=0 and no decode graphs it meets a request (`request`). Exit status 0 if in each case a record
 was printed in time, the server exited non-zero, and no process and no memory of it is left on the GPU.
 """
@@ -22,7 +22,7 @@ from benchmark.common.results import Results
 from benchmark.serve import arguments, server
 from benchmark.serve.client import Client, random_prompt
 
-RECORD = re.compile(r"decode_step stopped: .*waited ([0-9.]+) s for edge '(\w+)'.*\((\d+) signals? missing\)")
+RECORD = re.compile(r"decode_step stopped: .*waited ([0-9.]+) s for word \d+ of edge '(\w+)' of layer (\d+)")
 MEMORY_SLACK_MIB = 64
 
 

@@ -1,4 +1,4 @@
-// Global memory accesses and ordering operations of the dialect, polling, and virtual time.
+// Global memory accesses and ordering operations of the dialect, and virtual time.
 #include <cstring>
 
 #include "machine.hpp"
@@ -9,11 +9,6 @@ namespace {
 constexpr uint32_t kPreemptPlainOneIn = 512;
 constexpr uint32_t kPreemptAtomicOneIn = 4;
 constexpr uint64_t kTimerReadNs = 8;
-
-void check_alignment(const void* address, uint32_t bytes, const char* call) {
-  if ((bytes & (bytes - 1)) != 0 || bytes > 16) misuse(std::string(call) + " of " + std::to_string(bytes) + " bytes");
-  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) misuse(std::string(call) + ": address is not a multiple of its size");
-}
 
 bool acquires(Order order) { return order == Order::kAcquire || order == Order::kAcquireRelease; }
 bool releases(Order order) { return order == Order::kRelease || order == Order::kAcquireRelease; }
@@ -36,6 +31,7 @@ void release(const void* address) {
 template <typename T>
 T atomic_load(const T* address, Order order) {
   check_alignment(address, sizeof(T), "atomic load");
+  machine->current->looked_at = kAllLineBuckets;
   maybe_preempt(kPreemptAtomicOneIn);
   machine->global.check_atomic(address, sizeof(T), true, false);
   if (acquires(order)) acquire(address);
@@ -56,6 +52,11 @@ void atomic_store(T* address, T value, Order order) {
 }
 
 }  // namespace
+
+void check_alignment(const void* address, uint32_t bytes, const char* call) {
+  if ((bytes & (bytes - 1)) != 0 || bytes > 16) misuse(std::string(call) + " of " + std::to_string(bytes) + " bytes");
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) misuse(std::string(call) + ": address is not a multiple of its size");
+}
 
 void load_plain_bytes(void* value, const void* address, uint32_t bytes) {
   check_alignment(address, bytes, "load_plain");
@@ -112,26 +113,6 @@ namespace sgl_lowlatency::dialect {
 using namespace emulation;
 
 uint64_t timer_ns() { return machine->now_ns += kTimerReadNs; }
-
-void backoff() {
-  Lane& lane = *machine->current;
-  if (wait_for_failed_mbarrier(lane)) return;
-  Warp& warp = *lane.warp;
-  if (warp.polling == 0 || lane.looked_at_change < warp.polled_change) warp.polled_change = lane.looked_at_change;
-  warp.polling |= lane.bit;
-  warp.runnable &= ~lane.bit;
-  leave_lane();
-  lane.looked_at_change = machine->num_changes;
-}
-
-void pause_ns(uint32_t duration_ns) {
-  Lane& lane = *machine->current;
-  const uint64_t wake_ns = machine->now_ns + duration_ns;
-  do {
-    lane.failed_mbarrier = -1;
-    backoff();
-  } while (machine->now_ns < wake_ns);
-}
 
 void trap() { end_launch(Status::kTrapped, "trap"); }
 

@@ -54,6 +54,17 @@ struct Clock {
 
 using ClockPtr = std::shared_ptr<const Clock>;
 
+// What a lane knew at a fence: its later relaxed stores carry it to whoever reads them and then executes a fence.
+struct Publication {
+  ClockPtr warp_clock;
+  ClockPtr learned;   // by this lane alone, may be null
+  uint32_t warp;
+  uint32_t interval;  // the lane's own accesses up to this one
+  uint32_t lane;      // its bit
+};
+
+using PublicationPtr = std::shared_ptr<const Publication>;
+
 // own_begin, own_end: warps of the block that both clocks belong to.
 struct BlockRange {
   uint32_t own_begin;

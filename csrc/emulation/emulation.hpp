@@ -46,7 +46,11 @@ enum class RaceKind : int32_t {
   kWriteAfterRead = 5,   // a write that may overtake an earlier read
   kConstantWritten = 6,  // load_constant or bulk_load of memory written in this launch
   kBulkUnfinished = 7,   // shared memory read before the mbarrier of its bulk_load was seen to complete
-  kBulkOverwrite = 8,    // bulk_load into shared memory that a warp may still be reading
+  kBulkOverwrite = 8,    // bulk_load or copy_async_16 into shared memory that a warp may still be reading
+  kCopyUnfinished = 9,   // shared memory read before the wait for its copy_async_16 was seen
+  kUnorderedClear = 10,  // load_words or store_words of a word whose clear is not ordered before
+  kClearedWhileRead = 11,  // clear_words of a word that somebody may still be reading
+  kWrittenTwice = 12,    // store_words over data of this launch that nobody cleared
 };
 const char* name(RaceKind kind);
 

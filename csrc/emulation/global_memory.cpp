@@ -8,21 +8,19 @@
 #include "machine.hpp"
 
 namespace sgl_lowlatency::emulation {
-namespace {
 
 uint32_t cell_mask(uintptr_t address, uint32_t bytes) {
   const uint32_t first = (address % kLineBytes) / 2, count = (bytes + 1) / 2;
   return ((1u << count) - 1u) << first;
 }
 
-}  // namespace
-
 GlobalMemory::GlobalMemory(const std::vector<Region>& regions) {
   for (const Region& region : regions) {
     if (region.bytes == 0) continue;
     const uintptr_t begin = reinterpret_cast<uintptr_t>(region.base), end = begin + region.bytes;
     const uintptr_t first_page = begin / kPageBytes;
-    ShadowRegion shadow{region.name, begin, end, first_page, region.track_reads, {}};
+    const uint32_t idx = static_cast<uint32_t>(&region - regions.data());
+    ShadowRegion shadow{region.name, idx, begin, end, first_page, region.track_reads, {}};
     shadow.pages.resize((end + kPageBytes - 1) / kPageBytes - first_page);
     regions_.push_back(std::move(shadow));
   }
@@ -60,18 +58,20 @@ Line* GlobalMemory::line(ShadowRegion& region, uintptr_t address, bool create) {
 }
 
 // A read by a lane replaces its earlier reads of the same cells: whatever is ordered after the later is after both.
-void GlobalMemory::add_reader(Line& line, uint32_t cells, bool atomic) {
+void GlobalMemory::add_reader(Line& line, uint32_t cells, uint32_t fresh, bool atomic) {
   const Lane& lane = *machine->current;
   const Warp& warp = *lane.warp;
+  const uint32_t interval = interval_of(lane);
   bool added = false;
   for (uint32_t* link = &line.readers; *link != kNoReader;) {
     ReaderNode& node = readers_[*link];
     if (node.warp == warp.idx && node.atomic == atomic) {
-      if (!added && node.interval == warp.interval && node.cells == cells) {
+      if (!added && node.interval == interval && node.cells == cells && node.fresh == fresh) {
         node.lanes |= lane.bit;
         added = true;
-      } else if (!added && node.interval == warp.interval && node.lanes == lane.bit) {
+      } else if (!added && node.interval == interval && node.lanes == lane.bit) {
         node.cells |= static_cast<uint8_t>(cells);
+        node.fresh |= static_cast<uint8_t>(fresh);
         added = true;
       } else if ((node.cells & ~cells) == 0) {
         node.lanes &= ~lane.bit;
@@ -94,20 +94,23 @@ void GlobalMemory::add_reader(Line& line, uint32_t cells, bool atomic) {
     idx = static_cast<uint32_t>(readers_.size());
     readers_.emplace_back();
   }
-  readers_[idx] = {warp.interval, lane.bit, static_cast<uint16_t>(warp.idx), static_cast<uint8_t>(cells), atomic, line.readers};
+  readers_[idx] = {interval, lane.bit, static_cast<uint16_t>(warp.idx), static_cast<uint8_t>(cells), static_cast<uint8_t>(fresh),
+                   atomic, line.readers};
   line.readers = idx;
 }
 
 // The current lane writes `cells`: their readers must be ordered before. Forgets those readers.
 void GlobalMemory::check_readers(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, uint32_t cells,
-                                 bool atomic) {
+                                 Write kind) {
   const Lane& lane = *machine->current;
   for (uint32_t* link = &line.readers; *link != kNoReader;) {
     ReaderNode& node = readers_[*link];
-    if ((node.cells & cells) != 0 && !(atomic && node.atomic)) {
+    node.fresh &= static_cast<uint8_t>(~cells);
+    if ((node.cells & cells) != 0 && !(kind == Write::kAtomic && node.atomic)) {
       const uint32_t unordered = node.lanes & ~known_lanes(lane, node.warp, node.interval);
       if (unordered != 0) {
-        record_race(RaceKind::kWriteAfterRead, region.name, address - region.begin, bytes, node.warp, __builtin_ctz(unordered), false);
+        const RaceKind race = kind == Write::kClear ? RaceKind::kClearedWhileRead : RaceKind::kWriteAfterRead;
+        record_race(race, region.name, address - region.begin, bytes, node.warp, __builtin_ctz(unordered), false);
       }
       node.cells &= static_cast<uint8_t>(~cells);
       if (node.cells == 0) {
@@ -140,17 +143,16 @@ uint32_t GlobalMemory::unordered_cells(const Line& line, uint32_t cells, bool at
   return unordered;
 }
 
-void GlobalMemory::check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, bool atomic) {
+void GlobalMemory::check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, Write kind) {
   const Lane& lane = *machine->current;
   const uint32_t cells = cell_mask(address, bytes);
-  const uint32_t unordered = unordered_cells(line, cells, atomic);
+  const uint32_t unordered = unordered_cells(line, cells, kind == Write::kAtomic);
   if (unordered != 0) {
     const Stamp& write = line.cells[__builtin_ctz(unordered)].write;
     record_race(RaceKind::kWriteAfterWrite, region.name, address - region.begin, bytes, write.warp, write.lane, false);
   }
-  check_readers(region, line, address, bytes, cells, atomic);
-  const Stamp stamp{lane.warp->interval, static_cast<uint16_t>(lane.warp->idx), static_cast<uint8_t>(lane.idx),
-                    static_cast<uint8_t>(kStampWritten | (atomic ? kStampAtomic : 0))};
+  check_readers(region, line, address, bytes, cells, kind);
+  const Stamp stamp = stamp_of(lane, kind == Write::kPlain ? kStampWritten : kStampWritten | kStampAtomic);
   for (uint32_t left = cells; left != 0; left &= left - 1) {
     const uint32_t i = static_cast<uint32_t>(__builtin_ctz(left));
     line.cells[i].write = stamp;
@@ -166,7 +168,7 @@ void GlobalMemory::load(void* value, const void* pointer, uint32_t bytes) {
   Line* const shadow = line(*region, address, region->track_reads);
   if (shadow == nullptr) return;
   const uint32_t cells = cell_mask(address, bytes);
-  if (region->track_reads) add_reader(*shadow, cells, false);
+  if (region->track_reads) add_reader(*shadow, cells, 0, false);
   const uint32_t unordered = unordered_cells(*shadow, cells, false);
   if (unordered == 0) return;
   const bool stale = machine->random.below(16) < machine->stale_sixteenths;
@@ -187,7 +189,7 @@ void GlobalMemory::load_constant(void* value, const void* pointer, uint32_t byte
   Line* const shadow = line(*region, address, region->track_reads);
   if (shadow == nullptr) return;
   const uint32_t cells = cell_mask(address, bytes);
-  if (region->track_reads) add_reader(*shadow, cells, false);
+  if (region->track_reads) add_reader(*shadow, cells, 0, false);
   for (uint32_t left = cells; left != 0; left &= left - 1) {
     const uint32_t i = static_cast<uint32_t>(__builtin_ctz(left));
     const Cell& cell = shadow->cells[i];
@@ -202,7 +204,10 @@ void GlobalMemory::load_constant(void* value, const void* pointer, uint32_t byte
 void GlobalMemory::store(void* pointer, const void* value, uint32_t bytes) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
   ShadowRegion* const region = find(address);
-  if (region != nullptr) check_write(*region, *line(*region, address, true), address, bytes, false);
+  if (region != nullptr) {
+    check_write(*region, *line(*region, address, true), address, bytes, Write::kPlain);
+    forget_words(*region, address, bytes);
+  }
   std::memcpy(pointer, value, bytes);
 }
 
@@ -220,8 +225,11 @@ void GlobalMemory::check_atomic(const void* pointer, uint32_t bytes, bool reads,
       record_race(read_race_kind(*machine->current, write), region->name, address - region->begin, bytes, write.warp, write.lane, false);
     }
   }
-  if (writes) check_write(*region, *shadow, address, bytes, true);
-  if (reads && region->track_reads) add_reader(*shadow, cells, true);
+  if (writes) {
+    check_write(*region, *shadow, address, bytes, Write::kAtomic);
+    forget_words(*region, address, bytes);
+  }
+  if (reads && region->track_reads) add_reader(*shadow, cells, 0, true);
 }
 
 void GlobalMemory::check_constant_range(const void* pointer, size_t bytes) {

@@ -2,8 +2,10 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
+#include "clock.hpp"
 #include "emulation.hpp"
 
 namespace sgl_lowlatency::emulation {
@@ -35,6 +37,7 @@ struct ReaderNode {
   uint32_t lanes;
   uint16_t warp;
   uint8_t cells;
+  uint8_t fresh;  // of these, cells that gave the value of their last write
   bool atomic;
   uint32_t next;
 };
@@ -44,12 +47,29 @@ struct Line {
   uint32_t readers = kNoReader;
 };
 
+// A word of load_words, store_words and clear_words.
+struct Word {
+  Stamp clear;                // of the last clear
+  uint32_t before_clear = 0;  // what that clear replaced
+  bool holds_data = false;    // stored, and not cleared since
+  PublicationPtr carried;     // by the last store_words
+};
+
+struct WordPage {
+  Word words[kPageBytes / 4];
+};
+
 struct ShadowPage {
   Line lines[kPageBytes / kLineBytes];
+  std::unique_ptr<WordPage> words;  // null: no word of the page was stored or cleared
 };
+
+// The kinds of write that differ in what they race with: a store of words with plain accesses, a clear with everything.
+enum class Write : uint8_t { kPlain, kAtomic, kClear };
 
 struct ShadowRegion {
   const char* name;
+  uint32_t idx;  // in Options::regions
   uintptr_t begin;
   uintptr_t end;
   uintptr_t first_page;
@@ -67,21 +87,33 @@ class GlobalMemory {
   void store(void* address, const void* value, uint32_t bytes);
   // Checks an atomic access against plain ones; the caller performs it.
   void check_atomic(const void* address, uint32_t bytes, bool reads, bool writes);
+  // words.cpp. load_words returns false when it gave an old value of some word.
+  bool load_words(uint32_t* words, const uint32_t* address, uint32_t num_words);
+  void store_words(uint32_t* address, const uint32_t* words, uint32_t num_words);
+  void clear_words(uint32_t* address);
+  // A number for the 16-byte line that does not depend on where regions lie: a seed must replay.
+  uint64_t line_number(const void* address);
   // A bulk copy's source must not have been written in this launch.
   void check_constant_range(const void* address, size_t bytes);
 
  private:
   ShadowRegion* find(uintptr_t address);
   Line* line(ShadowRegion& region, uintptr_t address, bool create);
-  void add_reader(Line& line, uint32_t cells, bool atomic);
-  void check_readers(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, uint32_t cells, bool atomic);
+  Word* words(ShadowRegion& region, uintptr_t address, bool create);
+  void forget_words(ShadowRegion& region, uintptr_t address, uint32_t bytes);
+  void add_reader(Line& line, uint32_t cells, uint32_t fresh, bool atomic);
+  void check_readers(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, uint32_t cells, Write kind);
   // Those of `cells` whose last write is in no order with the current lane. Atomic accesses do not race with atomic writes.
   uint32_t unordered_cells(const Line& line, uint32_t cells, bool atomic) const;
-  void check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, bool atomic);
+  // Cells whose last write some lane has seen that the current lane is ordered after: it cannot get an older value.
+  uint32_t seen_cells(const Line& line) const;
+  void check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, Write kind);
 
   std::vector<ShadowRegion> regions_;  // by address
   uintptr_t begin_ = 0, end_ = 0;
   ShadowRegion* last_ = nullptr;
+  uintptr_t first_outside_ = 0;  // line outside all regions
+  std::unordered_map<const uint32_t*, PublicationPtr> carried_outside_;  // by words outside all regions, when there are any
   std::vector<ReaderNode> readers_;
   uint32_t free_readers_ = kNoReader;
 };

@@ -1,4 +1,4 @@
-// State of one launch. The rules live in scheduler.cpp, collectives.cpp, mbarrier.cpp, atomics.cpp and ordering.cpp.
+// State of one launch. The rules live in scheduler, collectives, mbarrier, copy_async, atomics, words, fence and ordering.cpp.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,6 +19,8 @@ constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr int32_t kNumNamedBarriers = 16;
 constexpr uint32_t kPoisonByte = 0xff;  // a NaN as bf16 and as float
+constexpr uint32_t kLogLineBuckets = 6;  // store_words wakes pollers by the hash of the 16-byte line
+constexpr uint64_t kAllLineBuckets = ~0ull;
 
 // xorshift64*: every choice of a launch comes from one of these.
 class Random {
@@ -59,16 +61,30 @@ struct Mbarrier {
   explicit Mbarrier(size_t num_warps) : arriving(num_warps) {}
 };
 
+// One copy_async_16 of a lane that it has not waited for.
+struct AsyncCopy {
+  char* shared;
+  const char* global;
+  uint32_t group;
+};
+
 struct Lane {
   Fiber fiber;
   ThreadIdentity identity;
   Warp* warp;
   uint32_t bit;
   int32_t idx;
-  ClockPtr learned;            // acquired since the last warp barrier, not yet known to the other lanes
+  ClockPtr learned;              // acquired since the last warp barrier, not yet known to the other lanes
+  uint32_t fenced_interval = 0;  // its accesses since its last fence are of at least this interval
+  PublicationPtr publication;    // of its last fence
+  std::vector<PublicationPtr> pending;  // carried by words read since its last fence, newest of each lane
+  std::vector<AsyncCopy> copies;  // not waited for, by group
+  uint32_t copies_done = 0;       // of `copies`, from the first
+  uint32_t copy_group = 0;        // of the next copy: groups committed
   int32_t failed_mbarrier = -1;  // of the last mbarrier_test that returned false
   uint32_t failed_phase = 0;
   uint64_t looked_at_change = 0;  // Machine::num_changes when backoff last returned: what is polled was read later
+  uint64_t looked_at = 0;         // line buckets of the words it has loaded since; all when it may poll something else
 };
 
 enum class Collective : uint8_t { kNone, kSyncWarp, kShuffle, kLdmatrix, kMma, kBarrier };
@@ -81,6 +97,7 @@ struct Warp {
   Lane* lanes;         // [32]
   uint32_t runnable = kAllLanes;
   uint32_t polling = 0;     // in backoff or pause
+  uint32_t got_old = 0;     // lanes given an old word since their last backoff: worth another look at once
   uint32_t at_mbarrier = 0; // suspended in mbarrier_test
   uint32_t at_barrier = 0;  // in a block barrier
   uint32_t exited = 0;
@@ -90,12 +107,17 @@ struct Warp {
   int32_t barrier_threads = 0;
   void* arguments[kWarpSize] = {};
   uint32_t interval = 1;
+  uint32_t fenced_interval = 0;  // largest of its lanes
   Clock clock;
+  ClockPtr clock_copy;        // of `clock`, for fences; null when there was none since it changed
   ClockPtr merged_from[2], merged;  // the last merge of two learned clocks, for the lanes that follow
+  ClockPtr fence_from, fence_merged;  // the same of the last fence that learned `fence_pending`
+  std::vector<PublicationPtr> fence_pending;
   bool descending = false;
   bool listed = true;         // in Machine::run_list
   int32_t polling_pos = -1;   // in Machine::polling_list
   uint64_t polled_change = 0; // smallest Lane::looked_at_change of `polling`
+  uint64_t awaited = 0;       // in Machine::polling_list: all Lane::looked_at of `polling`
 
   explicit Warp(size_t num_warps) : clock(num_warps) {}
 };
@@ -107,7 +129,7 @@ struct NamedBarrier {
   std::unique_ptr<Clock> clock;
 };
 
-// What bulk loads and ldmatrix did to 16 bytes of shared memory.
+// What copies and ldmatrix did to 16 bytes of shared memory.
 struct SharedGranule {
   uint16_t mbarrier = 0;   // index + 1 of the last bulk load, 0: none
   uint16_t in_flight = 0;
@@ -115,6 +137,8 @@ struct SharedGranule {
   uint32_t issuer_warp = 0;
   uint32_t read_interval = 0;  // of the last ldmatrix since, 0: none
   uint32_t read_warp = 0;
+  uint32_t copies_pending = 0;  // copy_async_16 not waited for
+  Stamp copy_waited;            // of the last wait for one
 };
 
 struct Block {
@@ -158,11 +182,14 @@ struct Machine {
   Clock released;            // everything ever released, to name the missing half of a pair
   uint64_t next_tag = 1;
   std::vector<BulkCopy> bulk_copies;
+  std::vector<Lane*> copying_lanes;  // with copies that have not happened
   std::vector<Warp*> run_list;
   std::vector<Warp*> polling_list;  // nothing runnable, at least one lane that a wake-up helps
   uint32_t live_warps;
   uint64_t now_ns;
   uint64_t num_changes = 0;  // writes of words that somebody may poll
+  uint64_t changed_at[1 << kLogLineBuckets] = {};  // num_changes after the last store_words to a line of the bucket
+  uint64_t counter_changed_at = 0;                 // after the last write of any other kind
   bool progress = true;      // something other than polling happened since the last idle round
   uint32_t stale_sixteenths; // how often an unordered read gets the old value
   uint32_t bulk_one_in;      // how rarely a pending bulk copy happens
@@ -177,14 +204,23 @@ extern Machine* machine;  // of the running launch
 void leave_lane();                       // the current lane gives way; it runs on once it is runnable again
 void maybe_preempt(uint32_t one_in);     // the whole warp may give way here
 void wake_lanes(Warp& warp, uint32_t lanes);
-void global_memory_changed();            // a word that somebody may poll was written
 [[noreturn]] void end_launch(Status status, const std::string& message);
 [[noreturn]] void misuse(const std::string& what);  // adds who did it
+
+// ---- polling.cpp ----
+uint64_t line_bucket(const void* line);         // a bit
+void global_memory_changed();                   // a word that somebody may poll was written
+void words_changed(const void* line);           // the same by store_words: wakes only lanes that look at the line's bucket
+uint32_t lanes_with_news(const Warp& warp);     // polling, and what they looked at has changed since, or they got an old word
+void park(Warp& warp);                          // into Machine::polling_list
 
 // ---- waits.cpp ----
 std::string describe_waits(const Machine& m);  // a line for every warp that has not exited
 
 // ---- ordering.cpp ----
+uint32_t interval_of(const Lane& lane);  // of the lane's next access
+Stamp stamp_of(const Lane& lane, uint32_t flags);
+bool knows(const Lane& lane, const Stamp& stamp);
 void learn(Lane& lane, const ClockPtr& clock);
 void publish_in_block(Lane& lane, Clock& target);
 void publish_across_blocks(Lane& lane, Clock& target);
@@ -198,7 +234,22 @@ RaceKind read_race_kind(const Lane& reader, const Stamp& write);
 // ---- collectives.cpp ----
 void check_barriers_can_complete(Block& block);
 
+// ---- atomics.cpp ----
+void check_alignment(const void* address, uint32_t bytes, const char* call);
+
+// ---- global_memory.cpp ----
+uint32_t cell_mask(uintptr_t address, uint32_t bytes);  // of a line
+
+// ---- fence.cpp ----
+void add_pending(Lane& lane, const PublicationPtr& carried);
+
+// ---- copy_async.cpp ----
+void finish_some_async_copies();
+void check_copy_seen(const Lane& lane, const SharedGranule& granule, size_t offset);  // by ldmatrix
+void check_copies_waited_for(const Lane& lane);  // at exit
+
 // ---- mbarrier.cpp ----
+size_t shared_offset(const Block& block, const void* pointer, uint32_t bytes, const char* what);
 void check_shared_read(Lane& lane, const void* row);  // 16 bytes, by ldmatrix
 void finish_bulk_copy(size_t idx);                    // of Machine::bulk_copies
 bool wait_for_failed_mbarrier(Lane& lane);            // false: the lane's last mbarrier_test did not fail

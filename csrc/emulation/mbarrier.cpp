@@ -1,5 +1,6 @@
 // mbarriers with PTX's phase, arrival count and tx-count rules, bulk copies that complete on them, and the check of
 // shared memory that bulk copies write and ldmatrix reads. Other shared memory accesses are ordinary C++ and unchecked.
+#include <algorithm>
 #include <cstring>
 
 #include "machine.hpp"
@@ -13,12 +14,6 @@ constexpr uint32_t kMaxCount = (1u << 20) - 1;      // PTX's range of arrival co
 constexpr uint32_t kFailAtOnceOneIn = 8;
 constexpr uint32_t kPreemptOneIn = 32;
 
-size_t shared_offset(const Block& block, const void* pointer, uint32_t bytes, const char* what) {
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(block.shared), at = reinterpret_cast<uintptr_t>(pointer);
-  if (at < begin || at + bytes > begin + machine->shared_bytes) misuse(std::string(what) + ": not in the block's shared memory");
-  return at - begin;
-}
-
 Mbarrier& find_mbarrier(const uint64_t* address) {
   const Lane& lane = *machine->current;
   const Block& block = *lane.warp->block;
@@ -30,9 +25,7 @@ Mbarrier& find_mbarrier(const uint64_t* address) {
     misuse("mbarrier used without mbarrier_init, or overwritten");
   }
   Mbarrier& mbarrier = *block.mbarriers[idx];
-  if ((known_lanes(lane, mbarrier.init_stamp.warp, mbarrier.init_stamp.interval) >> mbarrier.init_stamp.lane & 1u) == 0) {
-    misuse("mbarrier used with no barrier since its mbarrier_init");
-  }
+  if (!knows(lane, mbarrier.init_stamp)) misuse("mbarrier used with no barrier since its mbarrier_init");
   return mbarrier;
 }
 
@@ -75,6 +68,12 @@ void suspend_at(Lane& lane, Mbarrier& mbarrier) {
 
 }  // namespace
 
+size_t shared_offset(const Block& block, const void* pointer, uint32_t bytes, const char* what) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(block.shared), at = reinterpret_cast<uintptr_t>(pointer);
+  if (at < begin || at + bytes > begin + machine->shared_bytes) misuse(std::string(what) + ": not in the block's shared memory");
+  return at - begin;
+}
+
 bool wait_for_failed_mbarrier(Lane& lane) {
   if (lane.failed_mbarrier < 0) return false;
   Mbarrier& mbarrier = *lane.warp->block->mbarriers[lane.failed_mbarrier];
@@ -88,8 +87,10 @@ void check_shared_read(Lane& lane, const void* row) {
   const size_t offset = shared_offset(block, row, kLineBytes, "ldmatrix_x4");
   if (offset % kLineBytes != 0) misuse("ldmatrix_x4: row of lane " + std::to_string(lane.idx) + " is not 16-byte aligned");
   SharedGranule& granule = block.granules[offset / kLineBytes];
-  granule.read_interval = lane.warp->interval;
-  granule.read_warp = lane.warp->idx;
+  Warp& warp = *lane.warp;
+  granule.read_interval = warp.interval = std::max(warp.interval, warp.fenced_interval);  // one for all lanes
+  granule.read_warp = warp.idx;
+  if (granule.copies_pending != 0 || granule.copy_waited.flags != 0) check_copy_seen(lane, granule, offset);
   if (granule.mbarrier == 0) return;
   if (granule.in_flight == 0 && phase_seen(lane, granule.mbarrier - 1u, granule.needs_phase)) return;
   record_race(RaceKind::kBulkUnfinished, "shared", offset, kLineBytes, granule.issuer_warp, -1, granule.in_flight != 0);
@@ -135,9 +136,7 @@ void mbarrier_init(uint64_t* mbarrier, uint32_t count) {
   created->address = mbarrier;
   created->idx = static_cast<uint32_t>(block.mbarriers.size());
   created->expected_arrivals = created->pending_arrivals = count;
-  created->init_stamp.interval = lane.warp->interval;
-  created->init_stamp.warp = static_cast<uint16_t>(lane.warp->idx);
-  created->init_stamp.lane = static_cast<uint8_t>(lane.idx);
+  created->init_stamp = stamp_of(lane, kStampWritten);
   created->waiting_lanes.resize(block.range.own_end - block.range.own_begin);
   const uint64_t word = kMagic | created->idx;
   std::memcpy(mbarrier, &word, sizeof(word));
@@ -185,15 +184,17 @@ void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* addre
   for (size_t i = offset / kLineBytes; i < (offset + bytes) / kLineBytes; ++i) {
     SharedGranule& granule = block.granules[i];
     const bool read_unordered = granule.read_interval != 0 && known_lanes(lane, granule.read_warp, granule.read_interval) == 0;
-    if (granule.in_flight != 0 || read_unordered) {
+    const bool in_use = granule.in_flight != 0 || granule.copies_pending != 0;
+    if (in_use || read_unordered) {
       record_race(RaceKind::kBulkOverwrite, "shared", i * kLineBytes, kLineBytes,
-                  granule.in_flight != 0 ? granule.issuer_warp : granule.read_warp, -1, false);
+                  in_use ? granule.issuer_warp : granule.read_warp, -1, false);
     }
     granule.mbarrier = static_cast<uint16_t>(mbarrier.idx + 1);
     granule.in_flight = 1;
     granule.needs_phase = mbarrier.phase + 1;
     granule.read_interval = 0;
     granule.issuer_warp = lane.warp->idx;
+    granule.copy_waited = {};
   }
   if (machine->random.one_in(2)) std::memset(shared, kPoisonByte, bytes);
   ++block.bulk_in_flight;

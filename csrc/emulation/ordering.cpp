@@ -2,6 +2,24 @@
 #include "machine.hpp"
 
 namespace sgl_lowlatency::emulation {
+namespace {
+
+// The lane's own accesses so far; those that follow are of a later interval.
+void publish_own(const Lane& lane, Clock& target) {
+  const uint32_t interval = interval_of(lane);
+  target.warps[lane.warp->idx].add_some(interval, lane.bit);
+  lane.warp->interval = interval + 1;
+}
+
+}  // namespace
+
+uint32_t interval_of(const Lane& lane) { return std::max(lane.warp->interval, lane.fenced_interval); }
+
+Stamp stamp_of(const Lane& lane, uint32_t flags) {
+  return {interval_of(lane), static_cast<uint16_t>(lane.warp->idx), static_cast<uint8_t>(lane.idx), static_cast<uint8_t>(flags)};
+}
+
+bool knows(const Lane& lane, const Stamp& stamp) { return (known_lanes(lane, stamp.warp, stamp.interval) >> stamp.lane & 1u) != 0; }
 
 void learn(Lane& lane, const ClockPtr& clock) {
   if (!clock || lane.learned == clock) return;
@@ -26,16 +44,14 @@ void publish_in_block(Lane& lane, Clock& target) {
   Warp& warp = *lane.warp;
   join_in_block(target, warp.clock, warp.block->range, machine->next_tag);
   if (lane.learned) join_in_block(target, *lane.learned, warp.block->range, machine->next_tag);
-  target.warps[warp.idx].add_some(warp.interval, lane.bit);
-  ++warp.interval;
+  publish_own(lane, target);
 }
 
 void publish_across_blocks(Lane& lane, Clock& target) {
   Warp& warp = *lane.warp;
   join_across_blocks(target, warp.clock, machine->next_tag);
   if (lane.learned) join_across_blocks(target, *lane.learned, machine->next_tag);
-  target.warps[warp.idx].add_some(warp.interval, lane.bit);
-  ++warp.interval;
+  publish_own(lane, target);
   join_across_blocks(machine->released, target, machine->next_tag);
 }
 
@@ -54,9 +70,10 @@ void barrier_in_warp(Warp& warp) {
     warp.merged.reset();
   }
   Known& own = warp.clock.warps[warp.idx];
-  own.all_lanes = warp.interval;
+  own.all_lanes = std::max(warp.interval, warp.fenced_interval);
   own.some_lanes = own.lanes = 0;
-  ++warp.interval;
+  warp.interval = own.all_lanes + 1;
+  warp.clock_copy.reset();
 }
 
 uint32_t known_lanes(const Lane& lane, uint32_t warp, uint32_t interval) {
@@ -120,6 +137,10 @@ const char* name(RaceKind kind) {
     case RaceKind::kConstantWritten: return "constant load of written memory";
     case RaceKind::kBulkUnfinished: return "shared read before bulk load completed";
     case RaceKind::kBulkOverwrite: return "bulk load over shared memory in use";
+    case RaceKind::kCopyUnfinished: return "shared read before its asynchronous copy was awaited";
+    case RaceKind::kUnorderedClear: return "word used with no order after its clear";
+    case RaceKind::kClearedWhileRead: return "clear overtakes read";
+    case RaceKind::kWrittenTwice: return "word written twice";
   }
   return "unknown";
 }

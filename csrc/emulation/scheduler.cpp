@@ -45,6 +45,7 @@ void lane_exited(Lane& lane) {
   if (warp.collective != Collective::kNone) misuse(std::string("exits while other lanes wait in ") + name(warp.collective));
   warp.exited |= lane.bit;
   warp.runnable &= ~lane.bit;
+  check_copies_waited_for(lane);
   machine->progress = true;
   if (warp.exited != kAllLanes) return;
   --machine->live_warps;
@@ -77,6 +78,7 @@ class Scheduler {
   void run_all() {
     while (m_.live_warps > 0 && m_.report.status == Status::kOk) {
       if (!m_.bulk_copies.empty() && m_.random.one_in(m_.bulk_one_in)) finish_some_bulk_copies();
+      if (!m_.copying_lanes.empty() && m_.random.one_in(m_.bulk_one_in)) finish_some_async_copies();
       if (!m_.polling_list.empty() && m_.random.one_in(kWakePollerOneIn)) {
         wake(*m_.polling_list[m_.random.below(static_cast<uint32_t>(m_.polling_list.size()))]);
       }
@@ -139,8 +141,9 @@ class Scheduler {
     run(next_lane(warp, static_cast<int32_t>((choice >> 1) & 31), warp.runnable), m_.scheduler);
     m_.current = nullptr;
     if (warp.runnable != 0) return;
-    if (warp.polling != 0 && warp.polled_change != m_.num_changes) {
-      wake_lanes(warp, warp.polling);
+    const uint32_t looking_again = warp.polling == 0 ? 0 : lanes_with_news(warp);
+    if (looking_again != 0) {
+      wake_lanes(warp, looking_again);
       return;
     }
     // run_list may have grown, never shrunk, since pos was chosen
@@ -148,8 +151,7 @@ class Scheduler {
     m_.run_list.pop_back();
     warp.listed = false;
     if ((warp.polling | warp.at_mbarrier) == 0) return;
-    warp.polling_pos = static_cast<int32_t>(m_.polling_list.size());
-    m_.polling_list.push_back(&warp);
+    park(warp);
   }
 
   // Nobody can run but pollers. Time jumps, further while nothing comes of it, so that their deadlines expire.
@@ -312,15 +314,6 @@ void wake_lanes(Warp& warp, uint32_t lanes) {
   if (!warp.listed) {
     warp.listed = true;
     machine->run_list.push_back(&warp);
-  }
-}
-
-void global_memory_changed() {
-  machine->progress = true;
-  ++machine->num_changes;
-  for (size_t i = machine->polling_list.size(); i-- > 0;) {
-    Warp& warp = *machine->polling_list[i];
-    if (warp.polling != 0) wake_lanes(warp, warp.polling);
   }
 }
 

@@ -10,7 +10,10 @@ const Selftests& selftests() {
   static const Selftests all = [] {
     Selftests tests;
     add_ordering_selftests(tests);
+    add_words_selftests(tests);
+    add_clears_selftests(tests);
     add_machine_selftests(tests);
+    add_copy_async_selftests(tests);
     add_misuse_selftests(tests);
     return tests;
   }();

@@ -27,7 +27,10 @@ struct SelftestRun {
 };
 using Selftests = std::map<std::string, SelftestRun (*)(uint64_t seed)>;
 void add_ordering_selftests(Selftests& tests);
+void add_words_selftests(Selftests& tests);
+void add_clears_selftests(Selftests& tests);
 void add_machine_selftests(Selftests& tests);
+void add_copy_async_selftests(Selftests& tests);
 void add_misuse_selftests(Selftests& tests);
 
 }  // namespace sgl_lowlatency::emulation

@@ -38,20 +38,24 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
     const std::string name = "ops[" + text(op) + "].";
     require(o.k_extent == k_extent[op], name + "k_extent " + text(o.k_extent) + " is not " + text(k_extent[op]));
     require(o.num_tiles == num_tiles[op], name + "num_tiles " + text(o.num_tiles) + " is not " + text(num_tiles[op]));
-    require(o.producers >= 1 && o.producers <= grid, name + "producers " + text(o.producers) + " is outside 1.." + text(grid));
     require(o.k_panel == o.k_extent || (o.k_panel > 0 && o.k_panel < o.k_extent && o.k_panel % abi::kStageK == 0),
             name + "k_panel " + text(o.k_panel) + " is neither all of K nor a multiple of " + text(abi::kStageK));
     require(p.rows * abi::panel_row_bytes(o.k_panel) <= p.max_panel_bytes, name + "panel exceeds max_panel_bytes " + text(p.max_panel_bytes));
   }
-  require(abi::merge_scratch_bytes(g.head_dim) <= p.max_panel_bytes, "attention merge exceeds max_panel_bytes " + text(p.max_panel_bytes));
+  require(abi::attention_panel_bytes(g.head_dim) <= p.max_panel_bytes, "attention exceeds max_panel_bytes " + text(p.max_panel_bytes));
   const abi::SmemLayout shared = abi::smem_layout(p.rows, p.max_panel_bytes, p.max_tiles_multi_panel, p.num_stages);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0,
           "shared is not smem_layout of rows, max_panel_bytes, max_tiles_multi_panel and num_stages");
+  const abi::HandoverLayout at = abi::handover_layout(g, p.rows, grid);
+  require(std::memcmp(&at, &p.at, sizeof(at)) == 0, "at is not handover_layout of geometry, rows and grid");
+  const abi::StreamLayout stream = abi::stream_layout(g, p.rows);
+  require(std::memcmp(&stream, &p.stream, sizeof(stream)) == 0, "stream is not stream_layout of geometry and rows");
+  require(p.generation_bytes >= at.total_bytes && p.generation_bytes % 128 == 0,
+          "generation_bytes " + text(p.generation_bytes) + " does not hold the " + text(at.total_bytes) + " bytes of a generation in 128-byte units");
   const void* const pointers[] = {
       p.layers, p.kv, p.tiles, p.embedding, p.final_norm, p.cos_sin,
       p.input_ids, p.positions, p.seq_lens, p.req_pool_indices, p.out_cache_loc, p.req_to_token,
-      p.residual, p.qkv, p.attention_out, p.activation,
-      p.partial_out, p.partial_max_sum, p.split_tickets, p.hidden_out,
+      p.handover, p.hidden_out,
       p.sync, p.fault, p.executed_mirror,
   };
   for (const void* pointer : pointers) {

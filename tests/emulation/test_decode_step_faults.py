@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from decode_step_cases import Runner
+from decode_step_cases import Runner, lose_tile
 from tiny_geometries import TINY
 
+from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.fault import DecodeStepFault
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
@@ -58,6 +59,30 @@ def spoil_old_slot(inputs):
 def test_bad_input_is_named(change, message):
     with pytest.raises(DecodeStepFault, match=message):
         launch(change)
+
+
+@pytest.mark.parametrize(
+    ("op", "edge", "layer"), [(0, "qkv|attention", 0), (1, "out_proj", 0), (2, "gate_up", 0), (3, "down", -1)],
+    ids=["qkv", "out_proj", "gate_up", "down"],
+)
+def test_a_tile_that_nobody_owns_is_missed_by_name(op, edge, layer):
+    """The owners of down hand over the embedding too: that is missed first. Blocks without attention items do not wait for qkv;
+    their wait for what others should make of it began as early."""
+    inputs = random_step(GEOMETRY, LENGTHS, 31)
+    runner = Runner(GEOMETRY, WEIGHTS, (3,), 4, deadline_s=0.5)
+    lose_tile(runner, 3, op)
+    runner.attach(inputs)
+    with pytest.raises(DecodeStepFault, match=rf"waited \d\.\d\d s for word \d+ of edge '({edge})' of layer {layer} \("):
+        runner.launch(inputs, torch.zeros(3, GEOMETRY.hidden, dtype=torch.bfloat16))
+    assert runner.kernel.executed() == {}
+    record = runner.kernel.fault()
+    assert (record.seen, record.layer) == (abi.UNWRITTEN, layer)
+    buffers = {"qkv": "qkv", "out_proj": "mid_scaled", "gate_up": "activation", "down": "end_scaled"}
+    if (missed := abi.EDGE_NAMES[record.edge]) == "attention":
+        return
+    buffer = runner.plans[3].buffer(buffers[missed])
+    row_words = buffer.words // 3
+    assert record.expected % row_words < row_words // runner.plans[3].ops[op].num_tiles, "of tile 0, the first of its row"
 
 
 def test_shapes_and_types_are_refused_before_the_launch():

@@ -98,25 +98,41 @@ def test_widths_share_one_workspace():
     assert shared.kernel.executed() == {rows: 2 for rows in ROWS}
 
 
+def unwritten(buffer):
+    return buffer.contiguous().view(torch.int32) == -1
+
+
 @pytest.mark.parametrize("name", TINY)
 def test_buffers_follow_the_plan_interpreter(name):
-    """After any number of layers the kernel's buffers are those of the same plan run in torch: where they part, a bug starts.
+    """In every layer the kernel's buffers are those of the same plan run in torch, down to which words are written: where they
+    part, a bug starts.
 
-    Layer 0's qkv differ by the order of float32 sums; what follows has been rounded to bf16, now and then to the other side.
+    Layer 0's qkv differ by the order of float32 sums; what follows has been rounded to bf16, now and then to the other side, which
+    the exponentials of later layers' splits enlarge.
     """
-    full = TINY[name]
-    weights = random_weights(full, FRESH)
-    inputs = random_step(full, MIXED[1], FRESH)
-    for num_layers in range(1, full.num_layers + 1):
-        geometry = type(full)(**{**vars(full), "num_layers": num_layers})
-        cut = type(weights)(weights.embedding, weights.final_norm, weights.cos_sin, weights.layers[:num_layers])
-        short = type(inputs)(**{**vars(inputs), "k_buffers": inputs.k_buffers[:num_layers], "v_buffers": inputs.v_buffers[:num_layers]})
-        runner = Runner(geometry, cut, (5,), GRID, panel_budget_bytes=SMALL_PANEL_BYTES)
-        runner.run(short)
-        interpreter = PlanInterpreter(runner.plans[5], cut, short.clone())
-        assert interpreter.run(stop_after=(num_layers - 1, "down")) is None
-        for buffer in ("qkv", "attention_out", "activation", "residual"):
-            ours, expected = runner.kernel.buffer(buffer)[:5].float(), interpreter.buffer(buffer).float()
+    geometry = TINY[name]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, [1000, *MIXED[1][1:]], FRESH)
+    runner = Runner(geometry, weights, (5,), GRID, panel_budget_bytes=SMALL_PANEL_BYTES)
+    runner.run(inputs)
+    interpreter = PlanInterpreter(runner.plans[5], weights, inputs.clone())
+    interpreter.run()
+    assert any(item.num_splits > 1 for item in interpreter.items) and any(item.num_splits == 1 for item in interpreter.items)
+    for layer in range(-1, geometry.num_layers):
+        for buffer in runner.plans[5].buffers:
+            ours, expected = runner.kernel.buffer(buffer.name, 5, layer), interpreter.buffer(buffer.name, layer)
+            where = f"{buffer.name} of layer {layer}, seed {FRESH}"
+            written = ~unwritten(expected)
+            assert torch.equal(~unwritten(ours), written), where
+            assert bool(written.all()) == (buffer.edge != "partial") if layer >= 0 else bool(written.any()) == (buffer.edge == "down"), where
+            if not bool(written.any()):
+                continue
+            if layer == -1 and buffer.name != "end_squares":
+                assert torch.equal(ours, expected), where
+                continue
+            is_element = written.repeat_interleave(ours.shape[-1] // written.shape[-1], -1)  # two bf16 a word
+            ours, expected = ours.float()[is_element], expected.float()[is_element]
             error = float((ours - expected).norm() / expected.norm())
-            limit = 1e-5 if (buffer, num_layers) == ("qkv", 1) else 1e-2
-            assert error < limit, f"{buffer} after layer {num_layers - 1} is {error:.1e} off, seed {FRESH}"
+            is_exact = layer == -1 or (buffer.name, layer) == ("qkv", 0)
+            limit = 1e-5 if is_exact else 3e-2 if buffer.edge == "partial" and layer > 0 else 1e-2
+            assert error < limit, f"{where} is {error:.1e} off"

@@ -1,17 +1,21 @@
 """decode_step under the adversarial scheduler: no unordered access, the same bits whatever the schedule, the same bits again."""
 
+import itertools
+
 import pytest
 import torch
 from decode_step_cases import MIXED, Runner, same_bits
-from tiny_geometries import TINY
+from tiny_geometries import TINY, deep
 
-from sgl_lowlatency import _C
+from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
+from sgl_lowlatency.plan.validate import validate
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
 STARVATION = {"even": 0, "starved block": 1, "starved warp": 2, "favoured block": 3}
 SMALL_PANEL_BYTES = 20 * 1024
 NUM_REPEATS = 100
+UNORDERED_CLEAR, CLEAR_OVERTAKES = "word used with no order after its clear", "clear overtakes read"
 
 
 def races_of(runner):
@@ -65,40 +69,97 @@ def test_the_same_bits_over_repeats():
     assert runner.kernel.executed() == {5: NUM_REPEATS}
 
 
-def test_split_tickets_are_zero_after_a_step():
-    geometry = TINY["group2"]
-    runner = Runner(geometry, random_weights(geometry, 13), (5,), 7)
-    runner.run(random_step(geometry, [1000] * 5, 13))
-    assert int(runner.kernel.buffer("split_tickets").abs().max()) == 0
-    assert not bool(runner.kernel.buffer("partial_out").isnan().any())
+class Bookkeeping:
+    """What a launch leaves, as stages/generations.hpp says: whose turn it is, and how much of each generation is not clear."""
+
+    def __init__(self):
+        self.first, self.used_bytes = 0, [0] * abi.GENERATIONS
+
+    def launch(self, plan):
+        """After layer l, the generation of l + CLEAR_AHEAD is clear; that of l holds a step of the plan's rows."""
+        for layer in range(-1, plan.geometry.num_layers):
+            self.used_bytes[(self.first + layer + 1 + abi.CLEAR_AHEAD) % abi.GENERATIONS] = 0
+            self.used_bytes[(self.first + layer + 1) % abi.GENERATIONS] = abi.handover_layout(plan.geometry, plan.rows, plan.grid).total_bytes
+        self.first = (self.first + plan.geometry.num_layers + 1) % abi.GENERATIONS
 
 
-def test_counters_may_wrap():
-    """Edge counters that pass 2**32 within a launch: targets are compared by signed difference."""
-    geometry = TINY["group2"]
-    weights = random_weights(geometry, 14)
-    inputs = random_step(geometry, MIXED[1], 14)
-    runner = Runner(geometry, weights, (5,), 6)
-    expected = runner.run(inputs)
-    words = runner.kernel._sync.view(torch.int32)
-    line = 32
-    for edge in range(_C.abi.kNumEdges):
-        words[edge * line] = -3  # SyncState::edge[edge][0] three signals before the wrap
-        words[_C.abi.kNumEdges * line + edge] = -3  # SyncState::edge_base[edge]
-    assert same_bits(runner.run(inputs), expected)
-    producers = [edge.producers * geometry.num_layers for edge in runner.plans[5].edges]
-    assert [int(words[edge * line]) for edge in range(_C.abi.kNumEdges)] == [n - 3 for n in producers]
-    assert [int(words[_C.abi.kNumEdges * line + edge]) for edge in range(_C.abi.kNumEdges)] == [n - 3 for n in producers]
-    assert same_bits(runner.run(inputs), expected)
+def generations_of(runner, plan):
+    """[GENERATIONS, words]"""
+    return runner.kernel.workspace.view(torch.int32).view(abi.GENERATIONS, plan.generation_bytes // 4)
 
 
-def test_a_dirty_workspace_changes_nothing():
-    """Whatever an earlier step left (here NaN in everything but the tickets) is written before it is read."""
-    geometry = TINY["group5"]
+def sync_words(runner, first, count):
+    """32-bit words of abi::SyncState."""
+    return runner.kernel._sync.view(torch.int32)[first : first + count].tolist()
+
+
+@pytest.mark.parametrize("check_order", [False, True], ids=["values", "order"])
+@pytest.mark.parametrize("num_layers", range(1, 10))
+def test_launches_of_changing_rows_follow_one_another(num_layers, check_order):
+    """Generations go round in every way: each launch gives the bits of a fresh workspace, leaves every word behind what it used
+    unwritten, and keeps its books."""
+    geometry = deep(num_layers)
+    weights = random_weights(geometry, 13)
+    options = EmulationOptions(check_order=check_order)
+    shared = Runner(geometry, weights, (1, 2, 5, 8, 16), 5, emulation=options)
+    books = Bookkeeping()
+    for turn, rows in enumerate((1, 5, 2, 8, 1, 1, 16, 1, 5, 1, 2, 8)):
+        options.seed = turn
+        inputs = random_step(geometry, [1 + (67 * rows + 31 * row) % 300 for row in range(rows)], 13 + turn)
+        outputs = shared.run(inputs)
+        assert races_of(shared) == ([], 0), f"launch {turn}"
+        assert same_bits(outputs, Runner(geometry, weights, (rows,), 5).run(inputs)), f"launch {turn} of {rows} rows"
+        plan = shared.plans[rows]
+        books.launch(plan)
+        assert sync_words(shared, 32, 1) == [books.first]  # SyncState::first_generation
+        assert sync_words(shared, 64, abi.GENERATIONS) == books.used_bytes  # SyncState::used_bytes
+        for generation, used_bytes in zip(generations_of(shared, plan), books.used_bytes, strict=True):
+            assert bool((generation[used_bytes // 4 :] == -1).all()), f"launch {turn}"
+        for layer in range(max(num_layers + abi.CLEAR_AHEAD - abi.GENERATIONS, 0), num_layers):
+            for buffer in plan.buffers:
+                is_written = shared.kernel.buffer(buffer.name, rows, layer).contiguous().view(torch.int32) != -1
+                assert buffer.edge == "partial" or bool(is_written.all()), f"{buffer.name} of layer {layer}, launch {turn}"
+
+
+@pytest.mark.parametrize("num_layers", [1, 3, 4, 7, 9])
+def test_whatever_earlier_launches_left_is_cleared_before_it_is_used(num_layers):
+    """Every word that the books call used holds foreign data: none of it is taken for this launch's."""
+    geometry = deep(num_layers)
     weights = random_weights(geometry, 15)
-    inputs = random_step(geometry, MIXED[1], 15)
     runner = Runner(geometry, weights, (5,), 6)
+    inputs = random_step(geometry, MIXED[1], 15)
     expected = runner.run(inputs)
-    for name in ("residual", "qkv", "attention_out", "activation", "partial_out", "partial_max_sum"):
-        runner.kernel.buffer(name).fill_(float("nan"))
-    assert same_bits(runner.run(inputs), expected)
+    for turn in range(9):
+        for generation, used_bytes in zip(generations_of(runner, runner.plans[5]), sync_words(runner, 64, abi.GENERATIONS), strict=True):
+            generation[: used_bytes // 4] = 0x7F7F7F7F  # huge, in bf16 and in fp32
+        assert same_bits(runner.run(inputs), expected), f"launch {turn}"
+
+
+@pytest.mark.parametrize("grid", [5, 9, 16])
+def test_generations_have_no_race_under_every_schedule(grid):
+    """Also where some blocks own tiles of qkv and gate_up only."""
+    geometry = deep(12)
+    weights = random_weights(geometry, 17)
+    inputs = random_step(geometry, MIXED[1], 17)
+    options = EmulationOptions(check_order=True)
+    runner = Runner(geometry, weights, (5,), grid, emulation=options)
+    first = runner.run(inputs)
+    for seed, starvation in itertools.product(range(3), STARVATION.values()):
+        options.seed, options.starvation = seed, starvation
+        assert same_bits(runner.run(inputs), first)
+        assert races_of(runner) == ([], 0), f"seed {seed} starvation {starvation}"
+
+
+def test_a_plan_that_the_validator_refuses_has_the_races_it_names():
+    """Blocks with attention items but hardly a tile learn of no clear, and tell nobody that they have read."""
+    geometry = deep(12)
+    inputs = random_step(geometry, [65, 63, 300], 18)
+    options = EmulationOptions(check_order=True)
+    runner = Runner(geometry, random_weights(geometry, 18), (3,), 60, emulation=options, refused=True)
+    assert any("attention of layer" in error and "has cleared them" in error for error in validate(runner.plans[3]))
+    kinds = set()
+    for seed in range(4):
+        options.seed = seed
+        runner.run(inputs)
+        kinds |= {race.kind for race in runner.kernel.last_report.races}
+    assert {UNORDERED_CLEAR, CLEAR_OVERTAKES} <= kinds

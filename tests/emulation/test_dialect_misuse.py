@@ -8,7 +8,7 @@ from sgl_lowlatency import _C
 
 SEEDS = range(12)
 
-# Self-test of selftest_misuse.cpp, and what the message must say (a regular expression).
+# Self-test of selftest_misuse.cpp or selftest_copy_async.cpp, and what the message must say (a regular expression).
 MISUSE = [
     ("divergent_collectives", r"calls (shuffle|sync_warp) while other lanes of its warp wait in (sync_warp|shuffle)"),
     ("collective_after_exit", r"lane 7: exits while other lanes wait in shuffle|shuffle after lanes of its warp have exited"),
@@ -21,6 +21,10 @@ MISUSE = [
     ("mbarrier_no_barrier_after_init", r"warp 1 lane 1: mbarrier used (without mbarrier_init|with no barrier since)"),
     ("bulk_without_init_fence", r"bulk_load: no mbarrier_init_fence"),
     ("bulk_in_flight_at_exit", r"block exits with 1 bulk loads in flight"),
+    ("copy_async_never_waited_for", r"lane 4: exits with 1 copy_async_16 that it has not waited for"),
+    ("copy_async_never_committed", r"lane 4: exits with 1 copy_async_16 that it has not waited for"),
+    ("copy_async_misaligned", r"copy_async_16: address is not a multiple of its size"),
+    ("copy_async_not_to_shared", r"copy_async_16: not in the block's shared memory"),
     ("shared_overrun", r"block 0 wrote shared byte 1029 of 1024"),
     ("misaligned_load", r"load_plain: address is not a multiple of its size"),
     ("exception", r"warp 0 lane 9: exception in the kernel: no such row"),

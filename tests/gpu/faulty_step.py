@@ -1,6 +1,6 @@
 """Run as a script: `faulty_step.py KIND`. Launches one step that must end itself, prints the record, then the CUDA error.
 
-A trap ends the CUDA context, so each fault has a process of its own. KIND: lost_signal, token, slot.
+A trap ends the CUDA context, so each fault has a process of its own. KIND: lost_words, token, slot.
 """
 
 import sys
@@ -10,20 +10,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from decode_step_cases import lose_tile
 from decode_step_gpu import CUT, gpu_runner
 
-from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.fault import describe_fault
 from sgl_lowlatency.reference.inputs import random_step
 
-LOST_EDGE = 2  # out_proj
+OUT_PROJ = 1  # abi::OpIdx
 DEADLINE_S = 0.5
 
 
 def spoil(kind, runner, inputs):
-    if kind == "lost_signal":  # the base is one signal ahead: the last signal of layer 0 is waited for in vain
-        line = 32
-        runner.kernel._sync.view(torch.int32)[_C.abi.kNumEdges * line + LOST_EDGE] = 1
+    if kind == "lost_words":
+        lose_tile(runner, 3, OUT_PROJ)
     elif kind == "token":
         inputs.input_ids[1] = CUT["qwen3-0.6b"].vocab
     elif kind == "slot":

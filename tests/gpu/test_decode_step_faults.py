@@ -16,7 +16,7 @@ from sgl_lowlatency.reference.inputs import random_step
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("lost_signal", r"layer 0 waited 0\.5\d s for edge 'out_proj': expected 65, seen 64 \(1 signals missing\)"),
+        ("lost_words", r"waited 0\.5\d s for word (0|4|512|516|1024|1028) of edge 'out_proj' of layer 0 \(residual stream after attention\)"),
         ("token", r"row 1 has input id 2048, outside 0\.\.2047 "),
         ("slot", r"row 1 has KV slot -3, outside 0\.\."),
     ],

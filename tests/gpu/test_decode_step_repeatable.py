@@ -68,7 +68,7 @@ def test_graph_replay_gives_the_bits_of_eager(name):
 
 
 def test_back_to_back_replays_without_a_host_in_between():
-    """Launch follows launch on the stream: counters carry over, and the last result is that of a lone launch."""
+    """Launch follows launch on the stream: generations carry over, and the last result is that of a lone launch."""
     name, lengths = "qwen3-0.6b", MIXED[0]
     runner = gpu_runner(name, SEED, (len(lengths),))
     inputs = random_step(CUT[name], lengths, SEED, "cuda")

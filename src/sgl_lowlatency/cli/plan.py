@@ -70,5 +70,5 @@ def run(args: argparse.Namespace) -> int:
     for error in errors:
         print(f"invalid plan: {error}", file=sys.stderr)
     if not errors and not args.json:
-        print("\nvalid: acyclic, every wait satisfiable, every tile produced once, no buffer written while readable")
+        print("\nvalid: acyclic, every word written once and awaited, no generation cleared while read or used before it is clear")
     return 1 if errors else 0

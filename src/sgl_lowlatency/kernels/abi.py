@@ -19,6 +19,11 @@ NUM_CONSUMER_WARPS: int = _C.abi.kNumConsumerWarps
 STAGE_K: int = _C.abi.kStageK  # K elements of one stage of the weight ring
 STAGE_BYTES: int = _C.abi.kStageBytes
 MAX_STAGES: int = _C.abi.kMaxStages
+WARP_TOKENS: int = _C.abi.kWarpTokens  # tokens that one warp attends to at a time
+GENERATIONS: int = _C.abi.kGenerations  # copies of the hand-over buffers; layers take them in turn
+CLEAR_AHEAD: int = _C.abi.kClearAhead  # layer l clears the generation of layer l + CLEAR_AHEAD
+UNWRITTEN: int = _C.abi.kUnwritten  # a hand-over word nobody has written
+EDGE_NAMES: tuple[str, ...] = tuple(_C.abi.kEdgeNames)  # by abi::EdgeIdx
 PANEL_PAD_BYTES: int = _C.abi.kPanelPadBytes  # padding of one row of an activation panel
 
 # smem_layout(rows, max_panel_bytes, max_tiles_multi_panel, num_stages) -> SmemLayout with byte offsets and total_bytes
@@ -30,9 +35,28 @@ def panel_bytes(rows: int, k_panel: int) -> int:
     return rows * _C.panel_row_bytes(k_panel)
 
 
-def merge_scratch_bytes(head_dim: int) -> int:
-    """Bytes the attention merge needs in place of a panel: every warp's heads, each an fp32 output, maximum and sum."""
-    return _C.merge_scratch_bytes(head_dim)
+def geometry_struct(geometry) -> "_C.abi.Geometry":
+    """abi::Geometry of a kernels.geometry.Geometry; what the KV pool adds is 0."""
+    struct = _C.abi.Geometry()
+    for name in ("num_layers", "hidden", "num_q_heads", "num_kv_heads", "head_dim", "intermediate", "vocab", "max_position", "rms_eps"):
+        setattr(struct, name, getattr(geometry, name))
+    struct.softmax_scale = geometry.head_dim**-0.5
+    return struct
+
+
+def attention_panel_bytes(head_dim: int) -> int:
+    """Bytes that attention needs in place of a panel: every warp's tokens, later its heads' fp32 outputs, maxima and sums."""
+    return _C.attention_panel_bytes(head_dim)
+
+
+def handover_layout(geometry, rows: int, grid: int):
+    """Byte offsets of the hand-over buffers in one generation, and its total_bytes."""
+    return _C.handover_layout(geometry_struct(geometry), rows, grid)
+
+
+def stream_layout(geometry, rows: int):
+    """Byte offsets of the residual stream's tensors x, scaled and squares, and their total_bytes."""
+    return _C.stream_layout(geometry_struct(geometry), rows)
 
 
 def head_subgroups(num_q_heads: int, num_kv_heads: int) -> int:

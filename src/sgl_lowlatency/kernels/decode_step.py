@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DecodeStep", "DecodeStepWeights", "EmulationOptions", "LayerTensors"]
 
-_WORKSPACE_POINTERS = ("residual", "qkv", "attention_out", "activation", "partial_out", "partial_max_sum", "split_tickets")
 _INPUTS = ("input_ids", "positions", "seq_lens", "req_pool_indices", "out_cache_loc")
 
 
@@ -38,7 +37,7 @@ class EmulationOptions:
 
 
 class DecodeStep:
-    """Owns the workspace and counters of the kernel and launches it.
+    """Owns the workspace of the kernel and what outlives its launches, and launches it.
 
     geometry: sizes; max_position must be the rows of weights.cos_sin. plans: rows -> StaticPlan, all of one grid, sharing
     one workspace. weights: read in place, must stay alive and unmoved. deadline_s: of every wait in the kernel.
@@ -73,8 +72,9 @@ class DecodeStep:
         self.emulation = emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated launch
         self._weights = weights  # the kernel reads through raw pointers: keep the owners
+        self._plans = plans
         self._first_plan = next(iter(plans.values()))
-        self.workspace = torch.zeros(self._first_plan.workspace_bytes, dtype=torch.uint8, device=device)
+        self.workspace = torch.full((self._first_plan.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # abi::kUnwritten
         self._sync = torch.zeros(_C.abi.kSyncStateBytes, dtype=torch.uint8, device=device)
         layer_rows = [[getattr(t, f.name).data_ptr() for f in dataclasses.fields(LayerTensors)] for t in weights.layers]
         self._layer_table = self._device_table(_C.pack_layer_weights(layer_rows))
@@ -159,11 +159,17 @@ class DecodeStep:
         """Tells the waiting kernel that its record was read; it then traps."""
         _C.acknowledge_fault(self._host.fault)
 
-    def buffer(self, name: str) -> torch.Tensor:
-        """A workspace buffer as a tensor of the plan's shape and dtype (u32 as int32), for tests and diagnosis."""
-        buffer = self._first_plan.buffer(name)
-        dtype = {"bf16": torch.bfloat16, "f32": torch.float32, "u32": torch.int32}[buffer.dtype]
-        return self.workspace[buffer.offset : buffer.offset + buffer.bytes].view(dtype).view(buffer.shape)
+    def buffer(self, name: str, rows: int, layer: int) -> torch.Tensor:
+        """A hand-over buffer of a layer of the newest launch, which had `rows` rows, as a tensor: for tests and diagnosis.
+
+        Layer -1 is the embedding's. Buffers of the last GENERATIONS - CLEAR_AHEAD layers hold what that launch put there.
+        """
+        plan = self._plans[rows]
+        buffer = plan.buffer(name)
+        first = int.from_bytes(bytes(self._sync[128:132].tolist()), "little") - self.geometry.num_layers
+        begin = (first + layer) % abi.GENERATIONS * plan.generation_bytes + buffer.offset
+        dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[buffer.dtype]
+        return self.workspace[begin : begin + buffer.bytes].view(dtype).view(buffer.shape)
 
     def _device_table(self, data: bytes) -> torch.Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
@@ -174,13 +180,10 @@ class DecodeStep:
     def _make_params(self, rows: int, plan: StaticPlan, deadline_s: float, rank: int):
         if plan.rows != rows:
             raise ValueError(f"the plan for rows {rows} was made for {plan.rows}")
-        params, g = _C.abi.DecodeStepParams(), self.geometry
-        geometry = params.geometry
-        for name in ("num_layers", "hidden", "num_q_heads", "num_kv_heads", "head_dim", "intermediate", "vocab", "max_position", "rms_eps"):
-            setattr(geometry, name, getattr(g, name))
-        geometry.softmax_scale = g.head_dim**-0.5
+        params = _C.abi.DecodeStepParams()
+        params.geometry = abi.geometry_struct(self.geometry)
         for index, op in enumerate(plan.ops):
-            params.set_op(index, op.k_extent, op.k_panel, op.num_tiles, op.producers)
+            params.set_op(index, op.k_extent, op.k_panel, op.num_tiles)
         params.rows, params.rank = rows, rank
         params.num_stages, params.max_panel_bytes, params.max_tiles_multi_panel = plan.num_stages, plan.max_panel_bytes, plan.max_tiles_multi_panel
         params.shared = abi.smem_layout(rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
@@ -188,8 +191,9 @@ class DecodeStep:
         params.layers, params.tiles = self._layer_table.data_ptr(), self._tile_tables[rows].data_ptr()
         params.embedding, params.final_norm = self._weights.embedding.data_ptr(), self._weights.final_norm.data_ptr()
         params.cos_sin = self._weights.cos_sin.data_ptr()
-        for name in _WORKSPACE_POINTERS:
-            setattr(params, name, self.workspace.data_ptr() + plan.buffer(name).offset)
+        params.handover, params.generation_bytes = self.workspace.data_ptr(), plan.generation_bytes
+        params.at = abi.handover_layout(self.geometry, rows, plan.grid)
+        params.stream = abi.stream_layout(self.geometry, rows)
         params.sync = self._sync.data_ptr()
         params.fault, params.executed_mirror = self._host.fault, self._host.executed
         return params
@@ -205,9 +209,8 @@ class DecodeStep:
         options = self.emulation
         regions = []
         if options.check_order:
-            plan = self._first_plan
-            base = self.workspace.data_ptr()
-            regions = [(name, base + plan.buffer(name).offset, plan.buffer(name).bytes, True) for name in _WORKSPACE_POINTERS]
+            step = self._first_plan.generation_bytes
+            regions = [(f"generation {i}", self.workspace.data_ptr() + i * step, step, True) for i in range(abi.GENERATIONS)]
             regions.append(("hidden_out", hidden_out.data_ptr(), hidden_out.numel() * 2, True))
             for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
                 regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, False) for i, b in enumerate(buffers)]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from sgl_lowlatency.kernels import abi  # noqa: F401  (raises with what to do when the extension is missing)
+from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
 
 _KIND_NAMES = {value: name for name, value in _C.abi.kFaultKinds.items()}
+EDGE_CONTENT = {  # what a layer hands over, by the edge's name
+    "qkv": "q, k and v",
+    "partial": "attention of one split of a row",
+    "attention": "attention output",
+    "out_proj": "residual stream after attention",
+    "gate_up": "SwiGLU activations",
+    "down": "residual stream after the MLP",
+}
 _INPUT_NAMES = {
     "bad_token_id": ("input id", "the vocabulary size"),
     "bad_position": ("position", "the rows of the rope table"),
@@ -22,13 +30,15 @@ class DecodeStepFault(RuntimeError):
 def describe_fault(record) -> str:
     """One line for an operator: which rank, SM, block and layer waited for what, or which input was out of range."""
     kind = _KIND_NAMES[record.kind]
-    where = f"rank {record.rank}, SM {record.sm}, block {record.block}, layer {record.layer}"
-    if kind == "edge_deadline":
-        missing = (record.expected - record.seen) % 2**32
+    block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
+    if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer
+        edge = abi.EDGE_NAMES[record.edge]
+        content = "embedding" if record.layer < 0 else EDGE_CONTENT[edge]
         return (
-            f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for edge "
-            f"{_C.abi.kEdgeNames[record.edge]!r}: expected {record.expected}, seen {record.seen} ({missing} signals missing)"
+            f"decode_step stopped: {block} waited {record.waited_ns / 1e9:.2f} s for word {record.expected} of edge {edge!r} of "
+            f"layer {record.layer} ({content}), which no block has written"
         )
+    where = f"{block}, layer {record.layer}"
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
         return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"

@@ -1,4 +1,4 @@
-"""Buffers of the workspace: what they hold, how large they are, who writes and who reads them."""
+"""Hand-over buffers: what they hold, where they lie in a generation, who writes and who reads them."""
 
 from __future__ import annotations
 
@@ -7,73 +7,79 @@ from math import prod
 
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.plan.edges import attention_units
+from sgl_lowlatency.plan.edges import FINAL_PHASE, attention_units
 
-ALIGNMENT_BYTES = 256
-DTYPE_BYTES = {"bf16": 2, "f32": 4, "u32": 4}
+ALIGNMENT_BYTES = 128
+DTYPE_BYTES = {"bf16": 2, "f32": 4}
+WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """One tensor of the workspace. Writers and readers are phases (plan/edges.py).
+    """One tensor of a generation. Its 32-bit words are their own flags: unwritten until the writer stores them.
 
-    A phase in `own_part` touches only the part of the buffer that its own block or its own work item owns, or hands parts
-    over through `split_tickets`; its blocks do not conflict with one another.
+    A word is written once a layer, by the owner of its tile or of its attention item, and read by whoever needs it.
     """
 
     name: str
+    edge: str
     dtype: str
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # bytes from the begin of a generation
     bytes: int
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
-    own_part: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What the geometry asks of a buffer, before it has a place."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
-    own_part: tuple[str, ...]
+    writer: str  # phase
+    tile_columns: int  # columns of the last dimension that one tile of the writer fills; 0: attention items fill it
+    readers: tuple[tuple[str, int], ...]  # (phase, layers later)
+    whole_readers: tuple[str, ...]  # of these, the phases whose every block reads all of it
 
     @property
-    def bytes(self) -> int:
-        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+    def words(self) -> int:
+        return self.bytes // WORD_BYTES
 
 
-def buffer_specs(geometry: Geometry, grid: int) -> tuple[Spec, ...]:
-    """Buffers of one step. Sized for MAX_ROWS, so that the plans of every width lay out one workspace alike.
-
-    `split_tickets` is zero before the first launch and between layers, so no other plan may place data over it.
-    """
+def handover_buffers(geometry: Geometry, rows: int, grid: int) -> tuple[Buffer, ...]:
+    """The buffers of one generation of a step of `rows` rows, where abi::handover_layout places them."""
     g = geometry
-    rows = abi.MAX_ROWS
-    units = attention_units(g, rows)
-    items = grid + units  # most items of a step, whatever the lengths
-    qkv_columns = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
+    at, stream = abi.handover_layout(g, rows, grid), abi.stream_layout(g, rows)
+    items = grid + attention_units(g, rows)  # most items of a step, whatever the lengths
+    item_heads = min(g.num_q_heads // g.num_kv_heads, abi.MAX_HEADS_PER_ITEM)
+    tile, half_tile = abi.TILE_ROWS, abi.TILE_ROWS // 2
+
+    def buffer(name, edge, dtype, shape, offset, writer, tile_columns, readers, whole_readers=()):
+        return Buffer(name, edge, dtype, shape, offset, prod(shape) * DTYPE_BYTES[dtype], writer, tile_columns, readers, whole_readers)
+
+    def stream_buffers(prefix, edge, begin, x_readers, norm_reader, squares_readers):
+        """The residual stream x, x * weight of the norm that follows, and the sums of squares of x, one a tile."""
+        whole, hidden = (norm_reader[0],), (rows, g.hidden)
+        return (
+            buffer(f"{prefix}_x", edge, "bf16", hidden, begin + stream.x, edge, tile, x_readers),
+            buffer(f"{prefix}_scaled", edge, "bf16", hidden, begin + stream.scaled, edge, tile, (norm_reader,), whole),
+            buffer(f"{prefix}_squares", edge, "f32", (rows, g.hidden // tile), begin + stream.squares, edge, 1, squares_readers, whole),
+        )
+
+    columns = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
+    partial = (items, item_heads)
+    combine, down, final = (("combine", 0),), (("down", 0),), (FINAL_PHASE, 0)
     return (
-        Spec("residual", "bf16", (rows, g.hidden), ("out_proj", "down"),
-             ("qkv", "out_proj", "gate_up", "down", "final_norm"), ("out_proj", "down")),
-        Spec("qkv", "f32", (rows, qkv_columns), ("qkv",), ("attention",), ("qkv",)),
-        Spec("attention_out", "bf16", (rows, g.num_q_heads * g.head_dim), ("attention",), ("out_proj",), ("attention",)),
-        Spec("activation", "bf16", (rows, g.intermediate), ("gate_up",), ("down",), ("gate_up",)),
-        Spec("partial_out", "f32", (items, abi.MAX_HEADS_PER_ITEM, g.head_dim), ("attention",), ("attention",), ("attention",)),
-        Spec("partial_max_sum", "f32", (items, abi.MAX_HEADS_PER_ITEM, 2), ("attention",), ("attention",), ("attention",)),
-        Spec("split_tickets", "u32", (units,), ("attention",), ("attention",), ("attention",)),
+        buffer("qkv", "qkv", "f32", (rows, columns), at.qkv, "qkv", tile, (("attention", 0),)),
+        buffer("attention_out", "attention", "bf16", (rows, g.num_q_heads * g.head_dim), at.attention_out, "combine", 0,
+               (("out_proj", 0),), ("out_proj",)),
+        *stream_buffers("mid", "out_proj", at.mid, down, ("gate_up", 0), (("gate_up", 0),)),
+        buffer("activation", "gate_up", "bf16", (rows, g.intermediate), at.activation, "gate_up", half_tile, down, ("down",)),
+        *stream_buffers("end", "down", at.end, (("out_proj", 1), final), ("qkv", 1), (("qkv", 1), final)),
+        buffer("partial_out", "partial", "f32", (*partial, g.head_dim), at.partial_out, "attention", 0, combine),
+        buffer("partial_max_sum", "partial", "f32", (*partial, 2), at.partial_max_sum, "attention", 0, combine),
     )
 
 
-def place(specs: tuple[Spec, ...]) -> tuple[tuple[Buffer, ...], int]:
-    """Gives every buffer an offset, a multiple of 256 bytes; returns the buffers and the bytes of the workspace."""
-    placed = []
-    offset = 0
-    for spec in specs:
-        placed.append(Buffer(spec.name, spec.dtype, spec.shape, offset, spec.bytes, spec.writers, spec.readers, spec.own_part))
-        offset += -(-spec.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return tuple(placed), offset
+def edge_words(buffers: tuple[Buffer, ...]) -> dict[str, int]:
+    """Words that each edge hands over in a layer."""
+    words = {name: 0 for name in abi.EDGE_NAMES}
+    for buffer in buffers:
+        words[buffer.edge] += buffer.words
+    return words
+
+
+def generation_bytes(geometry: Geometry, grid: int) -> int:
+    """From one generation to the next: the plans of every width share one workspace."""
+    return abi.handover_layout(geometry, abi.MAX_ROWS, grid).total_bytes

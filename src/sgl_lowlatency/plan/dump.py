@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.kernels.fault import EDGE_CONTENT
+from sgl_lowlatency.plan.edges import describe_consumer
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
 FLOOR_TB_S = 4.65  # measured plain read bandwidth of an H200
-EDGE_MEANING = {
-    "qkv": "q, k and v of every row are written",
-    "attention": "every row's attention output is final",
-    "out_proj": "the residual holds the attention block's sum",
-    "gate_up": "the SwiGLU activations are written",
-    "down": "the residual holds the layer's output",
-}
 
 
 def weight_bytes(plan: StaticPlan) -> int:
@@ -64,7 +59,7 @@ def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
     lines += table(
         ("op", "K", "K panel", "panels", "tiles", "weight bytes", "blocks that own tiles", "tiles a block"),
         [
-            (op.name, op.k_extent, op.k_panel, op.num_panels, op.num_tiles, op.num_tiles * op.tile_weight_bytes, op.producers,
+            (op.name, op.k_extent, op.k_panel, op.num_panels, op.num_tiles, op.num_tiles * op.tile_weight_bytes, len(op.owners),
              ", ".join(f"{blocks} x {count}" for count, blocks in sorted(Counter(c for _, c in op.tiles).items())))
             for op in plan.ops
         ],
@@ -73,21 +68,27 @@ def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
     lines += [
         f"  weight bytes of a block and layer: {min(loads):,} to {max(loads):,}; the busiest has {balance(plan):.3f} of the mean",
         "",
-        "Edges (a counter each; consumers of layer l wait until it shows producers x (l + 1) signals since the launch began):",
+        "Edges (words that are their own flags: unwritten until the producer stores them, polled by those who need them; of",
+        "partial as many as the most attention items write):",
     ]
     lines += table(
-        ("edge", "signals a layer", "from", "to", "means"),
+        ("edge", "words a layer", "from", "to", "content"),
         [
-            (edge.name, edge.producers, edge.producer,
-             ", ".join(phase + (" of the next layer" if later else "") for phase, later in edge.consumers), EDGE_MEANING[edge.name])
+            (edge.name, edge.words, edge.producer, ", ".join(describe_consumer(*consumer) for consumer in edge.consumers), EDGE_CONTENT[edge.name])
             for edge in plan.edges
         ],
     )
-    lines += ["", f"Workspace, {plan.workspace_bytes:,} bytes, shared by the plans of all widths:"]
+    lines += [
+        "",
+        f"Workspace, {plan.workspace_bytes:,} bytes, shared by the plans of all widths: {plan.generations} generations of "
+        f"{plan.generation_bytes:,} bytes.",
+        f"Consecutive layers take them in turn; layer l clears that of layer l + {plan.clear_ahead}. A generation of this plan:",
+    ]
     lines += table(
-        ("buffer", "offset", "bytes", "type", "shape", "written by", "read by"),
+        ("buffer", "offset", "bytes", "type", "shape", "edge", "written by", "read by"),
         [
-            (b.name, b.offset, b.bytes, b.dtype, "x".join(map(str, b.shape)), ", ".join(b.writers), ", ".join(b.readers))
+            (b.name, b.offset, b.bytes, b.dtype, "x".join(map(str, b.shape)), b.edge, b.writer,
+             ", ".join(describe_consumer(*reader) for reader in b.readers))
             for b in plan.buffers
         ],
     )

@@ -7,39 +7,45 @@ from dataclasses import dataclass
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
 
-# What every block runs, in order, for each layer; after the last layer, final_norm once.
-LAYER_PHASES = ("qkv", "attention", "out_proj", "gate_up", "down")
+# What every block runs, in order, for each layer. `attention` are its items, up to their hand-over, `combine` its shares of rows
+# that were cut into several splits; an item that is all of its row hands its output over at once. Before layer 0 comes the
+# embedding, as the `down` of layer -1; after the last layer, final_norm.
+LAYER_PHASES = ("qkv", "attention", "combine", "out_proj", "gate_up", "down")
+EMBEDDING_PHASE = "embedding"
 FINAL_PHASE = "final_norm"
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A monotonic counter. Consumers of layer l wait for base + (l + 1 - layers_later) * producers.
+    """What one phase of a layer hands over to others, in 32-bit words that are each their own flag.
 
-    `consumers` are (phase, layers_later): (qkv, 1) of layer l waits for the signals of layer l - 1. final_norm follows
-    the last layer and has layers_later 0.
+    `consumers` are (phase, layers later) that wait for words of this edge: (qkv, 1) of layer l waits for those of layer l - 1.
     """
 
     name: str
     index: int  # abi::EdgeIdx
-    producer: str  # the phase that signals, after its stores
+    producer: str  # phase
     consumers: tuple[tuple[str, int], ...]
-    producers: int  # signals per layer
+    words: int  # of a layer: the edge's buffers; of `partial`, as many as the largest number of attention items writes
+
+
+def describe_consumer(phase: str, layers_later: int) -> str:
+    return f"{phase} of the next layer" if layers_later else phase
 
 
 def attention_units(geometry: Geometry, rows: int) -> int:
-    """Groups of query heads whose attention output is completed together: (row, kv head, subgroup)."""
+    """Attention outputs that one item, or the splits of one item's tokens, make: (row, kv head, subgroup)."""
     return rows * geometry.num_kv_heads * abi.head_subgroups(geometry.num_q_heads, geometry.num_kv_heads)
 
 
-def make_edges(producers: dict[str, int], units: int) -> tuple[Edge, ...]:
-    """The five edges. `producers[op]`: blocks that own tiles of the op, each signals once a layer. Attention signals once
-    for each of its `units`, by the block that completes it, because lengths decide on the device which blocks take part.
-    """
-    return (
-        Edge("qkv", 0, "qkv", (("attention", 0),), producers["qkv"]),
-        Edge("attention", 1, "attention", (("out_proj", 0),), units),
-        Edge("out_proj", 2, "out_proj", (("gate_up", 0),), producers["out_proj"]),
-        Edge("gate_up", 3, "gate_up", (("down", 0),), producers["gate_up"]),
-        Edge("down", 4, "down", (("qkv", 1), (FINAL_PHASE, 0)), producers["down"]),
-    )
+def make_edges(words: dict[str, int]) -> tuple[Edge, ...]:
+    """The edges, in the order of abi::EdgeIdx. `words[edge]`: of a layer."""
+    ends = {
+        "qkv": ("qkv", (("attention", 0),)),
+        "partial": ("attention", (("combine", 0),)),
+        "attention": ("combine", (("out_proj", 0),)),
+        "out_proj": ("out_proj", (("gate_up", 0), ("down", 0))),
+        "gate_up": ("gate_up", (("down", 0),)),
+        "down": ("down", (("qkv", 1), ("out_proj", 1), (FINAL_PHASE, 0))),
+    }
+    return tuple(Edge(name, index, *ends[name], words[name]) for index, name in enumerate(abi.EDGE_NAMES))

@@ -1,14 +1,15 @@
-"""The event graph of a plan: what every block does in consecutive layers, and what happens before what.
+"""The event graph of a plan: what every block does in consecutive layers, and what waits for what.
 
-Nodes are one block's pass through one phase (wait, read, write, signal, in that order), and one node per edge and layer
-for "every producer has signalled". Arrows are a block's own order, its signals, and the waits they release.
+Nodes are one block's pass through one phase, and one node per edge and layer for "every word is there". Arrows are a block's
+own order, its words, and the waits that they end. Every block is taken to have attention items, and every consumer to need
+all words of its edges: no step waits for more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sgl_lowlatency.plan.edges import FINAL_PHASE, LAYER_PHASES
+from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, FINAL_PHASE, LAYER_PHASES
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
 
@@ -56,51 +57,58 @@ class EventGraph:
         return ready
 
     def ancestors(self, order: list[int]) -> list[int]:
-        """Bit set per node of all nodes that happen before it."""
+        """Bit set per node of all nodes that happen before it, itself included."""
         sets = [0] * len(self.events)
         for node in order:
+            sets[node] = 1 << node
             for source in self.before[node]:
-                sets[node] |= sets[source] | 1 << source
+                sets[node] |= sets[source]
         return sets
 
 
 def participants(plan: StaticPlan, phase: str) -> list[int]:
-    """Blocks that may wait, work and signal in a phase: the owners of tiles; row r's final norm is block r's."""
-    if phase == "attention":
+    """Blocks that may read and write in a phase: the owners of tiles; row r's final norm is block r's; lengths decide on the
+    device which blocks have attention items."""
+    if phase in ("attention", "combine"):
         return list(range(plan.grid))
     if phase == FINAL_PHASE:
         return list(range(min(plan.rows, plan.grid)))
-    return [block for block, (_, count) in enumerate(plan.op(phase).tiles) if count > 0]
+    return plan.op("down" if phase == EMBEDDING_PHASE else phase).owners
 
 
-def build(plan: StaticPlan, num_layers: int) -> EventGraph:
-    """The events of `num_layers` consecutive layers and the final norm, of one launch.
-
-    Which blocks have attention items is known on the device only. So the graph holds an attention event for every block,
-    to be ordered with what it reads and writes, but no block's later phases gain an order from having passed through it.
-    """
+def build_waits(plan: StaticPlan, num_layers: int) -> EventGraph:
+    """The events of `num_layers` consecutive layers, of the embedding before and the final norm behind them."""
     graph = EventGraph()
-    signals: dict[tuple[str, int], int] = {}
-    for layer in range(num_layers):
-        for edge in plan.edges:
-            signals[edge.name, layer] = graph.add(Event(layer, edge.name, None))
+    complete = {(edge.name, layer): graph.add(Event(layer, edge.name, None)) for layer in range(-1, num_layers) for edge in plan.edges}
     last_of_block: dict[int, int] = {}
-    steps = [(layer, phase) for layer in range(num_layers) for phase in LAYER_PHASES] + [(num_layers - 1, FINAL_PHASE)]
-    for layer, phase in steps:
+    steps = [(layer, phase) for layer in range(num_layers) for phase in LAYER_PHASES]
+    for layer, phase in [(-1, EMBEDDING_PHASE), *steps, (num_layers - 1, FINAL_PHASE)]:
+        producer = "down" if phase == EMBEDDING_PHASE else phase
         waits = [
-            signals[edge.name, layer - later]
+            complete[edge.name, layer - later]
             for edge in plan.edges
             for consumer, later in edge.consumers
-            if consumer == phase and (edge.name, layer - later) in signals
+            if consumer == phase and (edge.name, layer - later) in complete
         ]
-        raises = [signals[edge.name, layer] for edge in plan.edges if edge.producer == phase]
+        hands_over = [complete[edge.name, layer] for edge in plan.edges if edge.producer == producer]
         for block in participants(plan, phase):
             node = graph.add(Event(layer, phase, block))
             graph.before[node] += waits
             if block in last_of_block:
                 graph.before[node].append(last_of_block[block])
-            if phase != "attention":
-                last_of_block[block] = node
-            for signal in raises:
-                graph.before[signal].append(node)
+            last_of_block[block] = node
+            for edge in hands_over:
+                graph.before[edge].append(node)
     return graph
+
+
+def describe_cycle(graph: EventGraph, order: list[int]) -> str:
+    """Walks back from any event that never becomes ready until one repeats."""
+    done = set(order)
+    node = next(n for n in range(len(graph.events)) if n not in done)
+    path: list[int] = []
+    while node not in path:
+        path.append(node)
+        node = next(source for source in graph.before[node] if source not in done)
+    cycle = path[path.index(node) :]
+    return "cycle: " + " <- ".join(str(graph.events[n]) for n in [*cycle, node])

@@ -42,7 +42,7 @@ def lay_out(
     k_panel = {name: k_panel_for(rows, k, budget_bytes) for name, k in k_extents.items()}
     if 0 in k_panel.values():
         return None
-    panel = max(abi.merge_scratch_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in k_panel.values()))
+    panel = max(abi.attention_panel_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in k_panel.values()))
     panel = -(-panel // 128) * 128
     tiles = max((max_tiles[name] for name in k_panel if k_panel[name] < k_extents[name]), default=0)
     without_ring = abi.smem_layout(rows, panel, tiles, 0).total_bytes

@@ -5,12 +5,13 @@ from __future__ import annotations
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan.canvas import Canvas
 from sgl_lowlatency.plan.dump import FLOOR_TB_S, balance, floor_ms, weight_bytes
-from sgl_lowlatency.plan.edges import LAYER_PHASES
+from sgl_lowlatency.plan.edges import attention_units
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
 WIDTH = 1180
 LEFT = 60
 COLOURS = {"qkv": "#4c78a8", "attention": "#b279a2", "out_proj": "#72b7b2", "gate_up": "#f58518", "down": "#54a24b"}
+BOXES = tuple(COLOURS)  # the phases of a layer; attention with the combination of its splits
 INK, GREY, PALE = "#1f2933", "#7b8794", "#e4e7eb"
 HAND_OVER = {"qkv": "q k v", "attention": "attention out", "out_proj": "residual", "gate_up": "activation", "down": "residual"}
 
@@ -32,24 +33,24 @@ def draw(plan: StaticPlan) -> Canvas:
 
 
 def draw_flow(canvas: Canvas, plan: StaticPlan, top: int) -> None:
-    """One layer from left to right; an arrow is an edge: what is handed over, and the signals that open the wait."""
-    canvas.text(LEFT, top + 12, "1  One layer. An arrow is a counter that consumers wait for: what it hands over, and how many signals open the wait.", 14)
+    """One layer from left to right; an arrow is an edge: what is handed over, in how many words."""
+    canvas.text(LEFT, top + 12, "1  One layer. An arrow is an edge: what it hands over, in words that are their own flags and that consumers poll.", 14)
     box, gap, y = 116, 108, top + 30
-    for i, phase in enumerate(LAYER_PHASES):
+    for i, phase in enumerate(BOXES):
         x = LEFT + i * (box + gap)
         canvas.rect(x, y, box, 62, COLOURS[phase])
         canvas.text(x + box / 2, y + 25, phase, 16, "#ffffff", "middle")
         if phase == "attention":
-            detail = f"split KV, {plan.edge(phase).producers} units"
+            detail = f"split KV, {attention_units(plan.geometry, plan.rows)} units"
         else:
             op = plan.op(phase)
             detail = f"{op.num_tiles} tiles, K {op.k_extent}"
         canvas.text(x + box / 2, y + 46, detail, 11, "#ffffff", "middle")
         edge = plan.edge(phase)
-        if i + 1 < len(LAYER_PHASES):
+        if i + 1 < len(BOXES):
             canvas.arrow(x + box + 4, y + 31, x + box + gap - 4, INK)
             canvas.text(x + box + gap / 2, y + 22, HAND_OVER[phase], 11, INK, "middle")
-            canvas.text(x + box + gap / 2, y + 48, f"{edge.producers} signals", 11, GREY, "middle")
+            canvas.text(x + box + gap / 2, y + 48, f"{edge.words:,} words", 11, GREY, "middle")
     end = LEFT + 4 * (box + gap) + box / 2
     start = LEFT + box / 2
     for x1, y1, x2, y2 in ((end, y + 62, end, y + 92), (end, y + 92, start, y + 92), (start, y + 92, start, y + 64)):
@@ -57,7 +58,7 @@ def draw_flow(canvas: Canvas, plan: StaticPlan, top: int) -> None:
     canvas.line(start - 5, y + 71, start, y + 64, INK, 2)
     canvas.line(start + 5, y + 71, start, y + 64, INK, 2)
     down = plan.edge("down")
-    canvas.text((start + end) / 2, y + 87, f"{HAND_OVER['down']} to the next layer, {down.producers} signals; after the last layer: final norm, hidden out", 11, INK, "middle")
+    canvas.text((start + end) / 2, y + 87, f"{HAND_OVER['down']} to the next layer, {down.words:,} words; after the last layer: final norm, hidden out", 11, INK, "middle")
 
 
 def draw_blocks(canvas: Canvas, plan: StaticPlan, top: int) -> None:

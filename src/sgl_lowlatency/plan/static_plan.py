@@ -23,8 +23,8 @@ class PlanError(ValueError):
 class StaticPlan:
     """Tiles, edges, buffers and shared memory of `decode_step` for one number of rows. See make_plan.
 
-    `workspace_bytes` and the buffers' offsets depend on the geometry and the grid only: the plans of all widths share one
-    workspace.
+    `generation_bytes` depends on the geometry and the grid only: the plans of all widths share one workspace of `generations`.
+    A step's buffers lie at the begin of each.
     """
 
     geometry: Geometry
@@ -34,11 +34,17 @@ class StaticPlan:
     edges: tuple[Edge, ...]
     buffers: tuple[Buffer, ...]
     num_stages: int  # of the weight ring
-    max_panel_bytes: int  # of any op and of the attention merge
+    max_panel_bytes: int  # of any op and of attention
     max_tiles_multi_panel: int  # most tiles of one block in an op of several panels; 0 when there is none
     shared_memory_bytes: int  # of one block
     shared_memory_limit_bytes: int
-    workspace_bytes: int
+    generations: int  # copies of the buffers; consecutive layers take them in turn, across launches
+    clear_ahead: int  # layer l clears the generation of layer l + clear_ahead
+    generation_bytes: int  # from one generation to the next
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.generations * self.generation_bytes
 
     def op(self, name: str) -> Op:
         return next(op for op in self.ops if op.name == name)
@@ -93,23 +99,24 @@ def make_plan(
             f"{panels.MIN_STAGES} ring stages (op {busiest} gives one block {max(c for _, c in ranges[busiest])} tiles)"
         )
     ops = tuple(
-        Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, sum(c > 0 for _, c in ranges[name]), ranges[name])
-        for name, (out_rows, k) in shapes.items()
+        Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, ranges[name]) for name, (out_rows, k) in shapes.items()
     )
-    placed, workspace_bytes = buffers.place(buffers.buffer_specs(geometry, grid))
+    placed = buffers.handover_buffers(geometry, rows, grid)
     return StaticPlan(
         geometry=geometry,
         rows=rows,
         grid=grid,
         ops=ops,
-        edges=edges.make_edges({op.name: op.producers for op in ops}, edges.attention_units(geometry, rows)),
+        edges=edges.make_edges(buffers.edge_words(placed)),
         buffers=placed,
         num_stages=memory.num_stages,
         max_panel_bytes=memory.max_panel_bytes,
         max_tiles_multi_panel=memory.max_tiles_multi_panel,
         shared_memory_bytes=memory.total_bytes,
         shared_memory_limit_bytes=shared_memory_bytes,
-        workspace_bytes=workspace_bytes,
+        generations=abi.GENERATIONS,
+        clear_ahead=abi.CLEAR_AHEAD,
+        generation_bytes=buffers.generation_bytes(geometry, grid),
     )
 
 

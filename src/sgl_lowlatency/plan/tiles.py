@@ -18,8 +18,12 @@ class Op:
     k_extent: int  # K of the matrix
     k_panel: int  # K elements of activations in shared memory at a time
     num_tiles: int  # tiles of 16 output rows; gate_up: 8 gate rows and their 8 up rows
-    producers: int  # blocks that own at least one tile
     tiles: tuple[tuple[int, int], ...]
+
+    @property
+    def owners(self) -> list[int]:
+        """Blocks that own at least one tile."""
+        return [block for block, (_, count) in enumerate(self.tiles) if count > 0]
 
     @property
     def num_panels(self) -> int:

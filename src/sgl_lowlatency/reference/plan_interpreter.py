@@ -1,8 +1,8 @@
 """Runs a static plan in torch, block by block, tile by tile and panel by panel, on a workspace laid out as the plan says.
 
 It rounds where the kernel rounds, so its buffers are the kernel's to within float32 summation order, and `stop_after` gives
-the state after any op of any layer: bisecting a wrong kernel is a comparison of buffers. A tile nobody owns, a buffer too
-small or two that overlap shows here as NaN or as wrong numbers, whatever the validator says.
+the state after any phase of any layer: bisecting a wrong kernel is a comparison of buffers. A tile nobody owns, a buffer too
+small, two that overlap or too few generations show here as NaN or as wrong numbers, whatever the validator says.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference.qwen3_decode import rms_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
-_DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "u32": torch.int32}
+_DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 _HALF_TILE = 8  # gate_up: rows of gate, then as many of up
+_PHASES = ("qkv", "attention", "combine", "out_proj", "gate_up", "down")
+_LOWEST_SCORE = -1e30  # of an item without tokens
+_LOG2_E = 1.4426950408889634
+
+
+def merge_order(head_dim: int) -> torch.Tensor:
+    """Element of a head at each position of partial_out: position 16 i + 2 g + j holds g * head_dim/8 + 2 i + j."""
+    i, g, j = torch.meshgrid(torch.arange(head_dim // 16), torch.arange(8), torch.arange(2), indexing="ij")
+    return (g * (head_dim // 8) + 2 * i + j).flatten()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,23 +79,34 @@ class PlanInterpreter:
         self.plan, self.geometry, self.weights, self.inputs = plan, plan.geometry, weights, inputs
         device = inputs.input_ids.device
         self.workspace = torch.full((plan.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # NaN in bf16 and f32
-        self.embedded = weights.embedding[inputs.input_ids]
         self.cos_sin = weights.cos_sin[inputs.positions]
+        self.items = list(attention_items(self.geometry, inputs.seq_lens.tolist(), plan.grid))
+        self.merge_order = merge_order(self.geometry.head_dim).to(device)
 
-    def buffer(self, name: str) -> torch.Tensor:
-        """A workspace buffer as the kernel's tensor: a view, first `rows` rows where the buffer is by rows."""
+    def generation(self, layer: int) -> torch.Tensor:
+        """Layer -1 is the embedding's."""
+        begin = (layer + 1) % self.plan.generations * self.plan.generation_bytes
+        return self.workspace[begin : begin + self.plan.generation_bytes]
+
+    def buffer(self, name: str, layer: int) -> torch.Tensor:
+        """A layer's hand-over buffer, as the kernel's tensor: a view. Another layer has it after `generations` layers."""
         placed = self.plan.buffer(name)
-        view = self.workspace[placed.offset : placed.offset + placed.bytes].view(_DTYPES[placed.dtype])
-        return view.view(placed.shape)[: self.plan.rows] if placed.shape[0] == abi.MAX_ROWS else view.view(placed.shape)
+        data = self.generation(layer)[placed.offset : placed.offset + placed.bytes]
+        return data.view(_DTYPES[placed.dtype]).view(placed.shape)
 
     def run(self, stop_after: tuple[int, str] | None = None) -> StepOutputs | None:
         """The whole step; with stop_after = (layer, phase), ends there and returns None: read buffer()."""
+        self.embedding()
         for layer in range(self.geometry.num_layers):
-            for phase in ("qkv", "attention", "out_proj", "gate_up", "down"):
+            for phase in _PHASES:
                 getattr(self, phase)(layer)
+                if phase == "gate_up":
+                    self.generation(layer + self.plan.clear_ahead).fill_(0xFF)
                 if stop_after == (layer, phase):
                     return None
-        hidden = rms_norm(self.buffer("residual").float(), self.weights.final_norm, self.geometry.rms_eps).bfloat16()
+        last = self.geometry.num_layers - 1
+        x = self.buffer("end_x", last).float()
+        hidden = (x * self.inverse_rms("end", last) * self.weights.final_norm.float()).bfloat16()
         slots = self.inputs.out_cache_loc
         k_rows = torch.stack([buffer[slots] for buffer in self.inputs.k_buffers])
         v_rows = torch.stack([buffer[slots] for buffer in self.inputs.v_buffers])
@@ -110,76 +130,98 @@ class PlanInterpreter:
         gate = torch.arange(tile * _HALF_TILE, (tile + 1) * _HALF_TILE)
         return torch.cat((gate, gate + self.geometry.intermediate))
 
-    def normed(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The kernel's norm: the panel x * weight in bf16, and 1 / rms(x) to scale the finished tiles with, [rows, 1]."""
-        inverse_rms = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.geometry.rms_eps)
-        return (x.float() * weight.float()).bfloat16(), inverse_rms
+    def hand_over(self, prefix: str, layer: int, tile: int, x: torch.Tensor, norm_weight: torch.Tensor) -> None:
+        """One tile of the residual stream, x bf16 [rows, 16]: itself, scaled for the norm that follows, and its squares."""
+        columns = slice(tile * abi.TILE_ROWS, (tile + 1) * abi.TILE_ROWS)
+        self.buffer(f"{prefix}_x", layer)[:, columns] = x
+        self.buffer(f"{prefix}_scaled", layer)[:, columns] = (x.float() * norm_weight[columns].float()).bfloat16()
+        self.buffer(f"{prefix}_squares", layer)[:, tile] = x.float().pow(2).sum(-1)
 
-    def residual_in(self, layer: int) -> torch.Tensor:
-        return self.embedded if layer == 0 else self.buffer("residual")
+    def inverse_rms(self, prefix: str, layer: int) -> torch.Tensor:
+        """1 / rms(x) of a layer's stream, [rows, 1]: a factor of the tiles that are computed from x scaled."""
+        mean = self.buffer(f"{prefix}_squares", layer).sum(-1, keepdim=True) / self.geometry.hidden
+        return torch.rsqrt(mean + self.geometry.rms_eps)
+
+    def embedding(self) -> None:
+        embedded, norm_weight = self.weights.embedding[self.inputs.input_ids], self.weights.layers[0].input_norm
+        for begin, count in self.plan.op("down").tiles:
+            for tile in range(begin, begin + count):
+                self.hand_over("end", -1, tile, embedded[:, tile * abi.TILE_ROWS : (tile + 1) * abi.TILE_ROWS], norm_weight)
 
     def qkv(self, layer: int) -> None:
-        panel, inverse_rms = self.normed(self.residual_in(layer), self.weights.layers[layer].input_norm)
-        out = self.buffer("qkv")
-        for tile, sums in self.tiles("qkv", self.weights.layers[layer].qkv, panel):
+        out, inverse_rms = self.buffer("qkv", layer), self.inverse_rms("end", layer - 1)
+        for tile, sums in self.tiles("qkv", self.weights.layers[layer].qkv, self.buffer("end_scaled", layer - 1)):
             out[:, tile * abi.TILE_ROWS : (tile + 1) * abi.TILE_ROWS] = sums * inverse_rms
 
     def attention(self, layer: int) -> None:
         g, tensors = self.geometry, self.weights.layers[layer]
-        q, k, v = self.buffer("qkv").view(self.plan.rows, -1, g.head_dim).split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
+        qkv = self.buffer("qkv", layer).view(self.plan.rows, -1, g.head_dim)
+        q, k, v = qkv.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
         q = rope(rms_norm(q, tensors.q_norm, g.rms_eps), self.cos_sin).bfloat16()
         k = rope(rms_norm(k, tensors.k_norm, g.rms_eps), self.cos_sin).bfloat16()
+        v = v.bfloat16()
         k_pool, v_pool = self.inputs.k_buffers[layer], self.inputs.v_buffers[layer]
-        lengths = self.inputs.seq_lens.tolist()
-        out, partial, max_sum = self.buffer("attention_out"), self.buffer("partial_out"), self.buffer("partial_max_sum")
-        for item in attention_items(g, lengths, self.plan.grid):
+        partial, max_sum = self.buffer("partial_out", layer), self.buffer("partial_max_sum", layer)
+        for item in self.items:
             slots = self.inputs.old_slots(item.row)[item.begin : item.end]
             keys, values = k_pool[slots, item.kv_head], v_pool[slots, item.kv_head]
-            if item.end == lengths[item.row] and item.end > 0:  # the newest token is this step's own
+            if item.end == int(self.inputs.seq_lens[item.row]) and item.end > 0:  # the newest token is this step's own
                 new_slot = self.inputs.out_cache_loc[item.row]
                 k_pool[new_slot, item.kv_head] = k[item.row, item.kv_head]
-                v_pool[new_slot, item.kv_head] = v[item.row, item.kv_head].bfloat16()
+                v_pool[new_slot, item.kv_head] = v[item.row, item.kv_head]
                 keys = torch.cat((keys, k[item.row, item.kv_head][None]))
-                values = torch.cat((values, v[item.row, item.kv_head].bfloat16()[None]))
+                values = torch.cat((values, v[item.row, item.kv_head][None]))
             heads = slice(item.head_begin, item.head_begin + item.num_heads)
-            slot = item.first_slot + item.split * item.slot_stride
             if keys.shape[0] == 0:
-                top, weights = torch.full((item.num_heads, 1), -1e30, device=q.device), torch.zeros(item.num_heads, 0, device=q.device)
+                top, weights = torch.full((item.num_heads,), _LOWEST_SCORE, device=q.device), torch.zeros(item.num_heads, 0, device=q.device)
             else:
-                scores = q[item.row, heads].float() @ keys.float().T * g.head_dim**-0.5
-                top = scores.max(-1, keepdim=True).values
-                weights = (scores - top).exp()
-            partial[slot, : item.num_heads] = weights.bfloat16().float() @ values.float()
-            max_sum[slot, : item.num_heads] = torch.cat((top, weights.sum(-1, keepdim=True)), dim=-1)
-            if item.split == item.num_splits - 1:  # the last to arrive combines all splits, in order
-                of_unit = slice(item.first_slot, slot + 1, item.slot_stride)
-                self.combine(out, partial[of_unit, : item.num_heads], max_sum[of_unit, : item.num_heads], item)
+                scores = q[item.row, heads].float() @ keys.float().T * (g.head_dim**-0.5 * _LOG2_E)
+                top = scores.max(-1).values
+                weights = (scores - top[:, None]).exp2()
+            out, tops_and_sums = weights.bfloat16().float() @ values.float(), torch.stack((top, weights.sum(-1)), dim=-1)
+            if item.num_splits == 1:
+                self.publish_attention(layer, item, out[None], tops_and_sums[None])
+                continue
+            slot = item.first_slot + item.split * item.slot_stride
+            partial[slot, : item.num_heads] = out[:, self.merge_order]
+            max_sum[slot, : item.num_heads] = tops_and_sums
 
-    def combine(self, out: torch.Tensor, partial: torch.Tensor, max_sum: torch.Tensor, item: Item) -> None:
-        """partial [splits, heads, head_dim], max_sum [splits, heads, 2] -> the item's heads of attention_out."""
-        scale = (max_sum[..., 0] - max_sum[..., 0].max(0).values).exp()
+    def combine(self, layer: int) -> None:
+        """The splits of a row, in order. In the kernel each split's block does so for its share of the elements."""
+        partial, max_sum = self.buffer("partial_out", layer), self.buffer("partial_max_sum", layer)
+        for item in self.items:
+            if item.num_splits > 1 and item.split == 0:
+                splits = slice(item.first_slot, item.first_slot + item.num_splits * item.slot_stride, item.slot_stride)
+                parts = torch.empty_like(partial[splits, : item.num_heads])
+                parts[..., self.merge_order] = partial[splits, : item.num_heads]
+                self.publish_attention(layer, item, parts, max_sum[splits, : item.num_heads])
+
+    def publish_attention(self, layer: int, item: Item, parts: torch.Tensor, max_sum: torch.Tensor) -> None:
+        """parts [splits, heads, head_dim], max_sum [splits, heads, 2] -> the item's heads of attention_out."""
+        scale = (max_sum[..., 0] - max_sum[..., 0].max(0).values).exp2()
         total = (scale * max_sum[..., 1]).sum(0)[:, None]
-        result = torch.where(total == 0.0, 0.0, (scale[..., None] * partial).sum(0) / total)
+        result = torch.where(total == 0.0, 0.0, (scale[..., None] * parts).sum(0) / total)
         columns = slice(item.head_begin * self.geometry.head_dim, (item.head_begin + item.num_heads) * self.geometry.head_dim)
-        out[item.row, columns] = result.flatten().bfloat16()
+        self.buffer("attention_out", layer)[item.row, columns] = result.flatten().bfloat16()
 
-    def add_to_residual(self, layer: int, name: str, weight: torch.Tensor, panel: torch.Tensor, before: torch.Tensor) -> None:
-        out = self.buffer("residual")
+    def add_to_stream(self, layer: int, name: str, weight: torch.Tensor, panel: torch.Tensor, before: torch.Tensor, norm_weight: torch.Tensor) -> None:
         for tile, sums in self.tiles(name, weight, panel):
-            columns = slice(tile * abi.TILE_ROWS, (tile + 1) * abi.TILE_ROWS)
-            out[:, columns] = (before[:, columns].float() + sums).bfloat16()
+            x = (before[:, tile * abi.TILE_ROWS : (tile + 1) * abi.TILE_ROWS].float() + sums).bfloat16()
+            self.hand_over("mid" if name == "out_proj" else "end", layer, tile, x, norm_weight)
 
     def out_proj(self, layer: int) -> None:
-        weight = self.weights.layers[layer].out_proj
-        self.add_to_residual(layer, "out_proj", weight, self.buffer("attention_out"), self.residual_in(layer))
+        tensors = self.weights.layers[layer]
+        before = self.buffer("end_x", layer - 1)
+        self.add_to_stream(layer, "out_proj", tensors.out_proj, self.buffer("attention_out", layer), before, tensors.post_norm)
 
     def gate_up(self, layer: int) -> None:
-        panel, inverse_rms = self.normed(self.buffer("residual"), self.weights.layers[layer].post_norm)
-        out = self.buffer("activation")
-        for tile, sums in self.tiles("gate_up", self.weights.layers[layer].gate_up, panel):
+        out, inverse_rms = self.buffer("activation", layer), self.inverse_rms("mid", layer)
+        for tile, sums in self.tiles("gate_up", self.weights.layers[layer].gate_up, self.buffer("mid_scaled", layer)):
             gate, up = (sums * inverse_rms).chunk(2, dim=-1)
             out[:, tile * _HALF_TILE : (tile + 1) * _HALF_TILE] = (torch.nn.functional.silu(gate) * up).bfloat16()
 
     def down(self, layer: int) -> None:
+        is_last = layer + 1 == self.geometry.num_layers
+        norm_weight = self.weights.final_norm if is_last else self.weights.layers[layer + 1].input_norm
         weight = self.weights.layers[layer].down
-        self.add_to_residual(layer, "down", weight, self.buffer("activation"), self.buffer("residual"))
+        self.add_to_stream(layer, "down", weight, self.buffer("activation", layer), self.buffer("mid_x", layer), norm_weight)

@@ -35,6 +35,8 @@ def test_text_names_every_op_edge_and_buffer():
     for name in [*(op.name for op in PLAN.ops), *(edge.name for edge in PLAN.edges), *(b.name for b in PLAN.buffers)]:
         assert any(line.split()[:1] == [name] for line in lines), name
     assert "12 x 2, 120 x 3" in text  # blocks x qkv tiles
+    assert any(line.split()[:4] == ["attention", "4,096", "combine", "out_proj"] for line in lines)  # words: 2 rows of 4096 bf16
+    assert f"8 generations of {PLAN.generation_bytes:,} bytes" in text and "layer l clears that of layer l + 4" in text
     assert "1.031 of the mean" in text
     assert any(line.split()[:2] == ["1,024", "13,892,167,680"] for line in lines)
 
@@ -48,6 +50,7 @@ def test_picture_is_svg_with_a_bar_piece_per_block_and_op(tmp_path):
     texts = [t.text for t in root.iter(f"{svg}text")]
     assert any(PLAN.hash[:12] in text for text in texts)
     assert {"qkv", "attention", "out_proj", "gate_up", "down"} <= set(texts)
+    assert {"12,288 words", "4,096 words", "8,704 words"} <= set(texts)
 
 
 def test_picture_ending_is_checked(tmp_path):

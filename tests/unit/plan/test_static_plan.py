@@ -15,7 +15,7 @@ from sgl_lowlatency.plan.validate import validate
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 SMALL_GRID_REFUSED = {  # (geometry, grid, rows) whose accumulators across panels exceed one block's shared memory
     ("qwen3-1.7b", 1, 16), ("qwen3-4b", 1, 16), ("qwen3-8b", 1, 8), ("qwen3-8b", 1, 16), ("qwen3-14b", 1, 8),
-    ("qwen3-14b", 1, 16), ("qwen3-14b", 8, 16), ("qwen3-32b", 1, 4), ("qwen3-32b", 1, 8), ("qwen3-32b", 1, 16),
+    ("qwen3-14b", 1, 16), ("qwen3-14b", 8, 16), ("qwen3-32b", 1, 8), ("qwen3-32b", 1, 16),
     ("qwen3-32b", 8, 16),
 }
 
@@ -56,19 +56,40 @@ def test_each_op_is_as_even_as_whole_tiles_allow(name):
 
 def test_widths_share_one_workspace():
     plans = [make_plan(GEOMETRIES["qwen3-8b"], rows, 132) for rows in ROWS]
-    assert len({plan.buffers for plan in plans}) == 1
+    assert len({(plan.generation_bytes, plan.generations, plan.workspace_bytes) for plan in plans}) == 1
     assert len({tuple(op.tiles for op in plan.ops) for plan in plans}) == 1
+    ends = [max(buffer.offset + buffer.bytes for buffer in plan.buffers) for plan in plans]
+    assert ends == sorted(ends), "a narrower step uses less of a generation"
+    assert ends[-1] == plans[-1].generation_bytes and plans[-1].rows == abi.MAX_ROWS
+    assert plans[0].workspace_bytes == 8 * ends[-1]
 
 
 def test_the_buffers_hold_the_widest_step():
     geometry = dataclasses.replace(GEOMETRIES["qwen3-8b"], num_q_heads=12 * 8)  # 12 query heads a kv head: two items share one
     assert abi.head_subgroups(12, 1) == 2
-    plan = make_plan(geometry, 1, 132)
-    assert plan.buffer("residual").bytes == 16 * 4096 * 2
-    assert plan.buffer("qkv").bytes == 16 * (96 + 16) * 128 * 4
-    assert plan.buffer("partial_out").shape == (132 + 16 * 8 * 2, abi.MAX_HEADS_PER_ITEM, 128)
-    assert plan.buffer("split_tickets").shape == (16 * 8 * 2,)
-    assert plan.edge("attention").producers == 1 * 8 * 2
+    plan = make_plan(geometry, 16, 132)
+    items = 132 + 16 * 8 * 2
+    shapes = {
+        "qkv": ("f32", (16, (96 + 16) * 128)), "attention_out": ("bf16", (16, 96 * 128)), "activation": ("bf16", (16, 12288)),
+        "mid_x": ("bf16", (16, 4096)), "mid_scaled": ("bf16", (16, 4096)), "mid_squares": ("f32", (16, 256)),
+        "end_x": ("bf16", (16, 4096)), "end_scaled": ("bf16", (16, 4096)), "end_squares": ("f32", (16, 256)),
+        "partial_out": ("f32", (items, 8, 128)), "partial_max_sum": ("f32", (items, 8, 2)),
+    }
+    assert {buffer.name: (buffer.dtype, buffer.shape) for buffer in plan.buffers} == shapes
+    assert plan.buffer("activation").bytes == 16 * 12288 * 2
+    four_heads = make_plan(GEOMETRIES["qwen3-8b"], 2, 132)  # an item has no more than a kv head's query heads
+    assert four_heads.buffer("partial_out").shape == (132 + 2 * 8, 4, 128)
+
+
+def test_edges_say_what_is_handed_over():
+    plan = make_plan(GEOMETRIES["qwen3-8b"], 2, 132)
+    assert tuple(edge.name for edge in plan.edges) == abi.EDGE_NAMES
+    stream = 2 * (4096 // 2 + 4096 // 2 + 256)
+    items = 132 + 2 * 8
+    assert {edge.name: edge.words for edge in plan.edges} == {
+        "qkv": 2 * 6144, "partial": items * 4 * (128 + 2), "attention": 2 * 4096 // 2, "out_proj": stream, "gate_up": 2 * 12288 // 2, "down": stream,
+    }
+    assert plan.edge("down").consumers == (("qkv", 1), ("out_proj", 1), ("final_norm", 0))
 
 
 def test_a_panel_is_all_of_k_where_that_fits():
@@ -102,9 +123,15 @@ def test_ring_takes_what_the_panel_leaves():
     for rows in (1, 8):
         plan = make_plan(GEOMETRIES["qwen3-8b"], rows, 132)
         assert plan.shared_memory_bytes <= 232448 < plan.shared_memory_bytes + abi.STAGE_BYTES
-    wide, narrow = (make_plan(GEOMETRIES["qwen3-0.6b"], 8, 132, panel_budget_bytes=kib * 1024) for kib in (128, 40))
+    wide, narrow = (make_plan(GEOMETRIES["qwen3-8b"], 8, 132, panel_budget_bytes=kib * 1024) for kib in (128, 66))
     assert narrow.max_panel_bytes < wide.max_panel_bytes
     assert narrow.num_stages > wide.num_stages
+
+
+def test_attention_needs_its_panel_whatever_the_operations_do():
+    plan = make_plan(GEOMETRIES["qwen3-8b"], 1, 132, panel_budget_bytes=26 * 1024)
+    assert max(abi.panel_bytes(1, op.k_panel) for op in plan.ops) < plan.max_panel_bytes
+    assert plan.max_panel_bytes >= 8 * 2 * abi.WARP_TOKENS * 128 * 2, "every consumer warp has its tokens' K and V there"
 
 
 def test_hash_is_sha256_of_canonical_json_and_tells_plans_apart():

@@ -8,16 +8,44 @@ import subprocess
 import sys
 import threading
 import time
-
-from sgl_lowlatency import _C
-from sgl_lowlatency.runtime.fault_watch import FaultWatch
 from types import SimpleNamespace
 
+import pytest
 
-def record(kind="edge_deadline"):
-    return SimpleNamespace(
-        kind=_C.abi.kFaultKinds[kind], rank=0, sm=17, block=17, layer=3, edge=2, expected=528, seen=527, waited_ns=2_500_000_000
+from sgl_lowlatency import _C
+from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.kernels.fault import EDGE_CONTENT, describe_fault
+from sgl_lowlatency.runtime.fault_watch import FaultWatch
+
+
+def record(kind="edge_deadline", **fields):
+    """Of block 17, which waits for word 1234 of layer 3's residual stream after attention."""
+    fault = dict(rank=0, sm=17, block=17, layer=3, edge=abi.EDGE_NAMES.index("out_proj"), expected=1234, seen=abi.UNWRITTEN, waited_ns=2_500_000_000)
+    return SimpleNamespace(kind=_C.abi.kFaultKinds[kind], **(fault | fields))
+
+
+@pytest.mark.parametrize(("edge", "layer", "content"), [
+    ("qkv", 0, "q, k and v"), ("partial", 1, "attention of one split of a row"), ("attention", 2, "attention output"),
+    ("out_proj", 3, "residual stream after attention"), ("gate_up", 35, "SwiGLU activations"), ("down", 7, "residual stream after the MLP"),
+    ("down", -1, "embedding"),
+])
+def test_a_missed_hand_over_is_named(edge, layer, content):
+    assert describe_fault(record(edge=abi.EDGE_NAMES.index(edge), layer=layer)) == (
+        f"decode_step stopped: rank 0, SM 17, block 17 waited 2.50 s for word 1234 of edge '{edge}' of layer {layer} ({content}), "
+        "which no block has written"
     )
+
+
+def test_every_edge_has_words():
+    assert set(EDGE_CONTENT) == set(abi.EDGE_NAMES)
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    ("ring_full", "decode_step stopped: rank 0, SM 17, block 17, layer 3 waited 2.50 s for weights to arrive in ring stage 2"),
+    ("ring_empty", "decode_step stopped: rank 0, SM 17, block 17, layer 3 waited 2.50 s for the consumers to free ring stage 2"),
+])
+def test_a_stalled_ring_is_named(kind, message):
+    assert describe_fault(record(kind, edge=2)) == message
 
 
 def test_the_record_is_printed_before_it_is_acknowledged(caplog):
@@ -35,8 +63,8 @@ def test_the_record_is_printed_before_it_is_acknowledged(caplog):
     finally:
         logger.removeHandler(handler)
     assert events == [
-        "decode_step stopped: rank 0, SM 17, block 17, layer 3 waited 2.50 s for edge 'out_proj': expected 528, seen 527 "
-        "(1 signals missing). The server cannot go on and exits.",
+        "decode_step stopped: rank 0, SM 17, block 17 waited 2.50 s for word 1234 of edge 'out_proj' of layer 3 (residual stream "
+        "after attention), which no block has written. The server cannot go on and exits.",
         "acknowledged",
     ]
 

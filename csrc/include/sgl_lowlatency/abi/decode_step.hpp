@@ -22,7 +22,8 @@ constexpr int32_t kMaxRows = 16;                        // rows of one step: two
 constexpr int32_t kTileRows = 16;                       // output rows of one weight tile: the M of the MMA
 constexpr int32_t kMaxHeadsPerItem = 8;                 // query heads of one attention item: the N of the MMA
 constexpr int32_t kMinItemTokens = 64;                  // least tokens of an item of a sequence that has them
-constexpr int32_t kItemTokenMultiple = 16;              // an item begins at a multiple of this
+constexpr int32_t kWarpTokens = 16;                     // tokens that one warp attends to at a time: the M of the MMA
+constexpr int32_t kItemTokenMultiple = kWarpTokens;     // an item begins at a multiple of this
 constexpr int32_t kNumConsumerWarps = 8;
 constexpr int32_t kNumProducerWarps = 4;                // share the issue of a stage's row copies
 constexpr int32_t kNumThreads = (kNumConsumerWarps + kNumProducerWarps) * 32;  // consumers first
@@ -31,22 +32,27 @@ constexpr int32_t kStagePitchBytes = kStageK * 2 + 16;  // 16 bytes of padding k
 constexpr int32_t kStageBytes = kTileRows * kStagePitchBytes;
 constexpr int32_t kMaxStages = 16;
 constexpr int32_t kMaxStagesInFlight = 3;               // stages of a block requested and not yet landed
-constexpr int32_t kRowStateBytes = 1024;
+constexpr int32_t kMaxStagesInFlightAhead = 2;          // the same while the ring fills ahead of a long wait (produce_weights)
+constexpr int32_t kRowStateBytes = 896;
 constexpr int32_t kPanelPadBytes = 16;                  // padding of one activation-panel row, for ldmatrix as well
-constexpr int32_t kScratchPitch = 20;                   // floats from one column of a partial tile to the next: no bank conflicts
+constexpr int32_t kScratchPitch = 18;                   // floats from one column of a partial tile to the next: even, for pairs; few bank conflicts
+constexpr int32_t kMergePadFloats = 4;                  // padding of one head in the attention merge: no bank conflicts
+constexpr uint32_t kUnwritten = 0xffffffffu;            // a hand-over word nobody has written: a NaN that no arithmetic gives
+constexpr int32_t kGenerations = 8;                     // copies of the hand-over buffers; consecutive layers take them in turn
+constexpr int32_t kClearAhead = 4;                      // layer l clears the generation of layer l + kClearAhead
 
 // The four weight matrices of a layer, in execution order.
 enum OpIdx : int32_t { kOpQkv = 0, kOpOutProj = 1, kOpGateUp = 2, kOpDown = 3, kNumOps = 4 };
 
-// Dependency edges of one layer. An edge is a monotonic counter; its consumers wait for base + (layer + 1) * signals of a
-// layer: OpPlan::producers, for attention one a (row, kv head, head subgroup).
+// What a layer hands from block to block: words in a hand-over buffer (HandoverLayout), each its own flag (sync/handover.hpp).
 enum EdgeIdx : int32_t {
-  kEdgeQkv = 0,        // qkv tiles written            -> attention
-  kEdgeAttention = 1,  // attention output rows final  -> out_proj
-  kEdgeOutProj = 2,    // residual after attention     -> gate_up
-  kEdgeGateUp = 3,     // SwiGLU activations           -> down
-  kEdgeDown = 4,       // residual after the MLP       -> next layer's qkv, final norm
-  kNumEdges = 5
+  kEdgeQkv = 0,        // q, k and v before norm and rope    -> attention
+  kEdgePartial = 1,    // un-normalised outputs of splits    -> attention, the splits of the same row and heads
+  kEdgeAttention = 2,  // attention output                   -> out_proj
+  kEdgeOutProj = 3,    // residual after attention           -> gate_up, down
+  kEdgeGateUp = 4,     // SwiGLU activations                 -> down
+  kEdgeDown = 5,       // residual after the MLP             -> next layer's qkv and out_proj, final norm; also the embedding
+  kNumEdges = 6
 };
 
 // One decoder layer's weights in SGLang's own tensors. All bf16, row-major, contiguous.
@@ -88,7 +94,6 @@ struct OpPlan {
   int32_t k_extent;   // K of the matrix
   int32_t k_panel;    // K elements of activations in shared memory at a time, a multiple of kStageK or all of K
   int32_t num_tiles;  // tiles of kTileRows output rows; gate_up: 8 gate rows and their 8 up rows
-  int32_t producers;  // blocks that own at least one tile: signals per layer
 };
 
 struct TileRange {
@@ -99,7 +104,7 @@ struct TileRange {
 // Why a kernel ended itself.
 enum FaultKind : uint32_t {
   kFaultNone = 0,
-  kFaultEdgeDeadline = 1,   // a cross-block edge was not signalled in time
+  kFaultEdgeDeadline = 1,   // a word of a hand-over buffer was not written in time
   kFaultRingFull = 2,       // a consumer or producer warp waited too long for a stage's weights to land
   kFaultRingEmpty = 3,      // a producer warp waited too long for the consumers to free a stage
   kFaultBadTokenId = 4,     // input id outside [0, vocab)
@@ -118,31 +123,54 @@ struct FaultRecord {
   int32_t block;
   int32_t layer;       // 0 for inputs that are checked before the first layer
   int32_t edge;        // EdgeIdx, or the ring stage, or the row for kFaultBad*
-  uint32_t expected;   // the counter's target; the awaited phase parity; the value's exclusive limit for kFaultBad*
-  uint32_t seen;       // the counter; the other parity; the low 32 bits of the value
+  uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*
+  uint32_t seen;       // the word; the other parity; the low 32 bits of the value
   uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
   uint64_t waited_ns;  // 0 for kFaultBad*
 };
 static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, waited_ns) == 40, "read by the host while the kernel runs");
 
-// Counters in device memory, zero before the first launch, never reset by the host. Launches that share one run in turn.
+// State in device memory that outlives a launch, zero before the first one. Launches that share one run in turn.
 struct SyncState {
-  uint32_t edge[kNumEdges][32];     // [..][0] is the counter; one 128-byte line each
-  uint32_t edge_base[32];           // [kNumEdges] value of edge[..][0] when this launch began
   uint32_t exit_ticket[32];         // [0]: blocks that finished; the last one closes the launch
+  int32_t first_generation[32];     // [0]: generation of the next launch's first layer
+  int32_t used_bytes[32];           // [kGenerations]: of a generation, from its begin, that are not known to be clear
   uint64_t executed[kMaxRows + 1];  // completed launches by rows
   uint32_t pad[30];
 };
 static_assert(sizeof(SyncState) % 128 == 0, "counters keep their lines");
+
+// The residual stream x as it is handed over, three tensors one after the other. offsets: bytes from their begin.
+struct StreamLayout {
+  int32_t x;        // [rows, hidden] bf16
+  int32_t scaled;   // [rows, hidden] bf16: x * weight of the norm that follows; x / rms(x) * weight is this times 1 / rms(x)
+  int32_t squares;  // [rows, hidden / kTileRows] fp32: sums of the squares of x, one a tile
+  int32_t total_bytes;
+};
+
+// One generation of the hand-over buffers of a step of `rows` rows: byte offsets, multiples of 128.
+// items: attention items of a step, at most grid + rows * num_kv_heads * head_subgroups; item_heads: min(query heads a kv head, 8).
+struct HandoverLayout {
+  int32_t qkv;              // [rows, (num_q_heads + 2 * num_kv_heads) * head_dim] fp32
+  int32_t attention_out;    // [rows, num_q_heads * head_dim] bf16
+  int32_t mid;              // the residual stream after attention, see Stream
+  int32_t activation;       // [rows, intermediate] bf16
+  int32_t end;              // the residual stream after the MLP, or the embedding, see Stream
+  int32_t partial_out;      // [items, item_heads, head_dim] fp32, un-normalised, in the order of merge_position
+  int32_t partial_max_sum;  // [items, item_heads, 2] fp32: running max (log2 units) and sum
+  int32_t total_bytes;
+};
 
 // Dynamic shared memory of one block, in this order.
 struct SmemLayout {
   int32_t barriers;      // full[kMaxStages], empty[kMaxStages] as uint64_t
   int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes
   int32_t zero_row;      // 16 zero bytes (128 reserved): the B rows beyond `rows`
-  int32_t scratch;       // [2][kNumConsumerWarps][n_columns][kScratchPitch] float: cross-warp partial tiles; attention's q, k, v vectors
-  int32_t accumulators;  // [max_tiles_multi_panel][n_columns * kTileRows] float; empty when every op has one panel
-  int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or the attention merge, merge_scratch_bytes
+  int32_t vectors;       // [kMaxHeadsPerItem + 2][head_dim] bf16: an attention item's q, k and v, kVectorBytes
+  int32_t slots;         // [kNumConsumerWarps][2][kWarpTokens] int32: KV slots of the warps' first two batches of the first item
+  int32_t scratch;       // [2][kNumConsumerWarps][rows][kScratchPitch] float: cross-warp partial tiles
+  int32_t accumulators;  // [max_tiles_multi_panel][rows * kTileRows] float; empty when every op has one panel
+  int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes
   int32_t ring;          // [num_stages][kTileRows][kStagePitchBytes]
   int32_t total_bytes;
 };
@@ -150,24 +178,64 @@ struct SmemLayout {
 // Bytes of one row of an activation panel of k_panel bf16.
 SGL_ABI_FUNCTION int32_t panel_row_bytes(int32_t k_panel) { return k_panel * 2 + kPanelPadBytes; }
 
-// Bytes of the attention merge: every consumer warp's heads, each an output, a maximum and a sum in fp32.
-SGL_ABI_FUNCTION int32_t merge_scratch_bytes(int32_t head_dim) { return kNumConsumerWarps * kMaxHeadsPerItem * (head_dim + 2) * 4; }
-
 // Attention items that share one kv head, because an item holds at most kMaxHeadsPerItem query heads.
 SGL_ABI_FUNCTION int32_t head_subgroups(int32_t num_q_heads, int32_t num_kv_heads) {
   return (num_q_heads / num_kv_heads + kMaxHeadsPerItem - 1) / kMaxHeadsPerItem;
 }
 
-// n_columns is 8 for rows <= 8, else 16. max_tiles_multi_panel: most tiles of one block in an op with several panels.
+// Most query heads of one attention item.
+SGL_ABI_FUNCTION int32_t item_heads(const Geometry& g) {
+  const int32_t group = g.num_q_heads / g.num_kv_heads;
+  return group < kMaxHeadsPerItem ? group : kMaxHeadsPerItem;
+}
+
+// Bytes of one warp's share of the panel in the attention phase: kWarpTokens rows of K and of V, later its merge area, every head an
+// output, a maximum and a sum in fp32.
+SGL_ABI_FUNCTION int32_t attention_warp_bytes(int32_t head_dim) {
+  const int32_t merge = kMaxHeadsPerItem * (head_dim + kMergePadFloats + 2) * 4, stage = 2 * kWarpTokens * head_dim * 2;
+  return merge > stage ? merge : stage;
+}
+SGL_ABI_FUNCTION int32_t attention_panel_bytes(int32_t head_dim) { return kNumConsumerWarps * attention_warp_bytes(head_dim); }
+
+constexpr int32_t kMaxHeadDim = 128;
+constexpr int32_t kVectorBytes = (kMaxHeadsPerItem + 2) * kMaxHeadDim * 2;
+
+SGL_ABI_FUNCTION StreamLayout stream_layout(const Geometry& g, int32_t rows) {
+  StreamLayout at{};
+  at.x = 0;
+  at.scaled = rows * g.hidden * 2;
+  at.squares = 2 * at.scaled;
+  at.total_bytes = at.squares + rows * (g.hidden / kTileRows) * 4;
+  return at;
+}
+
+SGL_ABI_FUNCTION HandoverLayout handover_layout(const Geometry& g, int32_t rows, int32_t grid) {
+  const int32_t heads = item_heads(g);
+  const int32_t items = grid + rows * g.num_kv_heads * head_subgroups(g.num_q_heads, g.num_kv_heads);
+  HandoverLayout at{};
+  const auto after = [](int32_t begin, int32_t bytes) { return begin + (bytes + 127) / 128 * 128; };
+  at.qkv = 0;
+  at.attention_out = after(at.qkv, rows * (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim * 4);
+  at.mid = after(at.attention_out, rows * g.num_q_heads * g.head_dim * 2);
+  at.activation = after(at.mid, stream_layout(g, rows).total_bytes);
+  at.end = after(at.activation, rows * g.intermediate * 2);
+  at.partial_out = after(at.end, stream_layout(g, rows).total_bytes);
+  at.partial_max_sum = after(at.partial_out, items * heads * g.head_dim * 4);
+  at.total_bytes = after(at.partial_max_sum, items * heads * 2 * 4);
+  return at;
+}
+
+// max_tiles_multi_panel: most tiles of one block in an op with several panels.
 SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, int32_t max_tiles_multi_panel, int32_t num_stages) {
-  const int32_t n_columns = rows <= 8 ? 8 : 16;
   SmemLayout at{};
   at.barriers = 0;
   at.row_state = at.barriers + 2 * kMaxStages * 8;
   at.zero_row = at.row_state + kRowStateBytes;
-  at.scratch = at.zero_row + 128;
-  at.accumulators = at.scratch + 2 * kNumConsumerWarps * n_columns * kScratchPitch * 4;
-  at.panel = at.accumulators + max_tiles_multi_panel * n_columns * kTileRows * 4;
+  at.vectors = at.zero_row + 128;
+  at.slots = at.vectors + kVectorBytes;
+  at.scratch = at.slots + kNumConsumerWarps * 2 * kWarpTokens * 4;
+  at.accumulators = at.scratch + 2 * kNumConsumerWarps * rows * kScratchPitch * 4;
+  at.panel = (at.accumulators + max_tiles_multi_panel * rows * kTileRows * 4 + 127) / 128 * 128;
   at.ring = (at.panel + max_panel_bytes + 127) / 128 * 128;
   at.total_bytes = at.ring + num_stages * kStageBytes;
   return at;
@@ -178,7 +246,7 @@ struct DecodeStepParams {
   OpPlan ops[kNumOps];
   int32_t rows;                   // 1..kMaxRows
   int32_t num_stages;             // of the weight ring, 2..kMaxStages
-  int32_t max_panel_bytes;        // of any op and of the attention merge
+  int32_t max_panel_bytes;        // of any op and of attention
   int32_t max_tiles_multi_panel;  // accumulators kept across panels, see smem_layout
   SmemLayout shared;              // smem_layout of the four numbers above: offsets that cost the kernel no registers
   int32_t rank;                   // for the fault record
@@ -198,15 +266,11 @@ struct DecodeStepParams {
   const int64_t* out_cache_loc;     // [rows] KV slot of the new token
   const int32_t* req_to_token;      // [num_request_rows, req_to_token_stride] KV slots
 
-  bf16* residual;           // [rows, hidden]
-  float* qkv;               // [rows, (num_q_heads + 2 * num_kv_heads) * head_dim]
-  bf16* attention_out;      // [rows, num_q_heads * head_dim]
-  bf16* activation;         // [rows, intermediate]
-  // units = rows * num_kv_heads * head_subgroups; a step has at most grid + units attention items.
-  float* partial_out;       // [grid + units, kMaxHeadsPerItem, head_dim] un-normalised split outputs
-  float* partial_max_sum;   // [grid + units, kMaxHeadsPerItem, 2] running max (log2 units) and sum
-  uint32_t* split_tickets;  // [units] splits that arrived, zero between layers
-  bf16* hidden_out;         // [rows, hidden] after the final norm
+  char* handover;            // [kGenerations] of generation_bytes, all bits set before the first launch
+  int64_t generation_bytes;  // from one generation to the next: handover_layout of the most rows that share it
+  HandoverLayout at;         // handover_layout of this step
+  StreamLayout stream;       // stream_layout of this step
+  bf16* hidden_out;          // [rows, hidden] after the final norm
 
   SyncState* sync;            // device memory
   FaultRecord* fault;         // host-visible

@@ -27,7 +27,12 @@ struct alignas(16) Vec16 {
 constexpr __device__ bool planted(Planted which) { return static_cast<int>(which) == SGL_LOWLATENCY_PLANTED; }
 
 // --- indices -----------------------------------------------------------------------------------------------------------
-SGL_DEVICE int32_t thread_idx() { return static_cast<int32_t>(threadIdx.x); }
+// Volatile: what follows from it is computed where it is used, and not kept in registers over all phases of all layers.
+SGL_DEVICE int32_t thread_idx() {
+  uint32_t thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return static_cast<int32_t>(thread);
+}
 SGL_DEVICE int32_t block_idx() { return static_cast<int32_t>(blockIdx.x); }
 SGL_DEVICE int32_t grid_dim() { return static_cast<int32_t>(gridDim.x); }
 SGL_DEVICE int32_t sm_idx() {
@@ -76,6 +81,27 @@ SGL_DEVICE T* load_constant_pointer(T* const* p) {
   return reinterpret_cast<T*>(__ldg(reinterpret_cast<const unsigned long long*>(p)));
 }
 
+SGL_DEVICE void load_words(uint32_t (&w)[1], const uint32_t* p) {
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(w[0]) : "l"(p) : "memory");
+}
+SGL_DEVICE void load_words(uint32_t (&w)[2], const uint32_t* p) {
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
+}
+SGL_DEVICE void load_words(uint32_t (&w)[4], const uint32_t* p) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+}
+SGL_DEVICE void store_words(uint32_t* p, const uint32_t (&w)[1]) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory"); }
+SGL_DEVICE void store_words(uint32_t* p, const uint32_t (&w)[2]) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+SGL_DEVICE void store_words(uint32_t* p, const uint32_t (&w)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+SGL_DEVICE void clear_words(uint32_t* p) {
+  const uint32_t clear[4] = {abi::kUnwritten, abi::kUnwritten, abi::kUnwritten, abi::kUnwritten};
+  store_words(p, clear);
+}
+SGL_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 SGL_DEVICE uint32_t load_acquire_gpu(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -138,6 +164,14 @@ SGL_DEVICE void bulk_load(void* shared, const void* global, int32_t bytes, uint6
                    shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(bar)), "l"(kEvictFirst) : "memory");
 }
 
+SGL_DEVICE void prefetch_l2(const void* global) { asm volatile("prefetch.global.L2 [%0];" ::"l"(global)); }
+SGL_DEVICE void copy_async_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+SGL_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int32_t kPending>
+SGL_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+
 // --- the MMA tile ----------------------------------------------------------------------------------------------------------
 SGL_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -163,6 +197,8 @@ SGL_DEVICE uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
+SGL_DEVICE float bits_to_float(uint32_t x) { return __uint_as_float(x); }
+SGL_DEVICE uint32_t float_to_bits(float x) { return __float_as_uint(x); }
 SGL_DEVICE float exp2(float x) { return exp2f(x); }
 SGL_DEVICE float rsqrt(float x) { return rsqrtf(x); }
 SGL_DEVICE uint64_t timer_ns() {

@@ -36,6 +36,9 @@ void atomic_store_u32(uint32_t* address, uint32_t value, Order order);
 void atomic_store_u64(uint64_t* address, uint64_t value, Order order);
 uint32_t atomic_add_u32(uint32_t* address, uint32_t value, Order order);
 uint32_t atomic_cas_u32(uint32_t* address, uint32_t expected, uint32_t desired, Order order);
+void load_word_vector(uint32_t* words, const uint32_t* address, uint32_t num_words);
+void store_word_vector(uint32_t* address, const uint32_t* words, uint32_t num_words);
+void wait_for_copies(uint32_t max_pending);
 
 }  // namespace sgl_lowlatency::emulation
 
@@ -124,6 +127,30 @@ SGL_DEVICE uint32_t cas_relaxed_system(uint32_t* address, uint32_t expected, uin
   return emulation::atomic_cas_u32(address, expected, desired, emulation::Order::kRelaxed);
 }
 
+// Each word is atomic by itself, the vector is not. `address` is a multiple of 4N bytes.
+template <int N>
+SGL_DEVICE void load_words(uint32_t (&w)[N], const uint32_t* address) {
+  static_assert(N == 1 || N == 2 || N == 4, "one access of 1, 2 or 4 words");
+  emulation::load_word_vector(w, address, N);
+}
+template <int N>
+SGL_DEVICE void store_words(uint32_t* address, const uint32_t (&w)[N]) {
+  static_assert(N == 1 || N == 2 || N == 4, "one access of 1, 2 or 4 words");
+  emulation::store_word_vector(address, w, N);
+}
+void clear_words(uint32_t* address);
+void fence_acq_rel_gpu();
+
+SGL_DEVICE void prefetch_l2(const void*) {}  // a hint: nothing to see
+void copy_async_16(void* shared, const void* global);
+void copy_async_commit();
+// At most kPending of the groups this thread committed last are still pending.
+template <int32_t kPending>
+SGL_DEVICE void copy_async_wait() {
+  static_assert(kPending >= 0, "a number of groups");
+  emulation::wait_for_copies(kPending);
+}
+
 void mbarrier_init(uint64_t* mbarrier, uint32_t count);
 void mbarrier_init_fence();
 void mbarrier_arrive(uint64_t* mbarrier);
@@ -148,6 +175,17 @@ SGL_DEVICE bf16 to_bf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16{static_cast<uint16_t>(0x7fffu)};  // what cvt.rn.bf16.f32 makes of NaN
   bits += 0x7fffu + ((bits >> 16) & 1u);
   return bf16{static_cast<uint16_t>(bits >> 16)};
+}
+
+SGL_DEVICE float bits_to_float(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+SGL_DEVICE uint32_t float_to_bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
 }
 
 SGL_DEVICE float exp2(float value) { return ::exp2f(value); }

@@ -6,9 +6,9 @@ namespace sgl_lowlatency::dialect {
 
 enum class Planted : int32_t {
   kNone = 0,
-  kMissingRelease = 1,   // an edge is signalled without release order
-  kMissingAcquire = 2,   // an edge is awaited without acquire order
-  kWithheldSignal = 3,   // the owner of tile 0 never signals the out_proj edge of layer 0: a hang, ended by the deadline
+  kMissingFence = 1,     // the layer's fence, a release and an acquire, is left out: nothing orders the clears of generations
+  kMissingAwait = 2,     // hand-over words are taken as they are found, written or not
+  kWithheldSignal = 3,   // the owner of tile 0 of layer 0's out_proj never hands it over: a hang, ended by the deadline
   kOffByOnePage = 4,     // attention reads the slot of the next token
   kWrongKvHead = 5,      // attention reads kv head (h + 1) % num_kv_heads
   kSkippedNorm = 6,      // q is not normalised

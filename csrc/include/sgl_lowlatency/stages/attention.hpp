@@ -16,7 +16,6 @@ namespace sgl_lowlatency::stages {
 
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLowestScore = -1e30f;  // finite, so that exp2 of a difference of two of them is defined
-constexpr int32_t kWarpTokens = 16;
 
 // Running softmax of one warp for heads 2t and 2t + 1. max_score (log2 units) is the same in every g, sum is this lane's
 // tokens only, out[i] = {d, 2t}, {d, 2t+1}, {d+1, 2t}, {d+1, 2t+1} with d = g * head_dim/8 + 2 i.
@@ -27,30 +26,42 @@ struct SoftmaxState {
   float out[kHeadDim / 16][4] = {};
 };
 
-// 16 tokens of one kv head as this lane's words of the MMA operands.
+// One warp's batch of tokens of one kv head in shared memory, K rows then V rows. The 16-byte chunks of a row are swizzled so that
+// both fragment reads (K: tokens g, g + 8, chunk 4 j + t; V: tokens 2t.., chunk g * kVecs/8 + j) are free of bank conflicts.
 template <int32_t kHeadDim>
-struct KvBatch {
-  static constexpr int32_t kChunks = kHeadDim / 32, kVecs = kHeadDim / 64;
-  Vec16 k[2][kChunks];  // tokens g, g + 8
-  Vec16 v[4][kVecs];    // tokens 2t, 2t + 1, 2t + 8, 2t + 9; elements g * head_dim/8 ...
+struct KvStage {
+  static constexpr int32_t kVecs = kHeadDim / 8, kRowBytes = kHeadDim * 2;
+  char* base;
+  SGL_DEVICE Vec16* at(int32_t is_v, int32_t row, int32_t chunk) const {
+    const int32_t swizzle = (row >> 1 & 1) | (((row >> 2) ^ row) & 1) << 2;
+    return reinterpret_cast<Vec16*>(base + (is_v * abi::kWarpTokens + row) * kRowBytes) + (chunk ^ swizzle);
+  }
 };
 
-// Adds a batch. scale: of the scores, log2 units. A token that is not live weighs nothing; its v must be finite unless a live
-// one's is not. is_live: of tokens g and g + 8. Entry: all lanes.
+// The softmax weights of a batch: P as the B operand of V^T P, and what the earlier sums are multiplied by.
+struct BatchWeights {
+  uint32_t p[2];
+  float keep[2];
+};
+
+// S = K q^T and the online softmax. scale: of the scores, log2 units; is_live: of tokens g and g + 8. Entry: all lanes.
 template <int32_t kHeadDim>
-SGL_DEVICE void accumulate_batch(SoftmaxState<kHeadDim>& state, const Vec16 (&q)[kHeadDim / 32], const KvBatch<kHeadDim>& kv,
-                                 const bool (&is_live)[2], float scale) {
+SGL_DEVICE BatchWeights score_batch(SoftmaxState<kHeadDim>& state, const Vec16 (&q)[kHeadDim / 32], const KvStage<kHeadDim>& kv, const bool (&is_live)[2],
+                                    float scale, int32_t lane) {
+  const int32_t g = lane / 4, t = lane % 4;
   float score[4] = {};
 SGL_UNROLL
   for (int32_t j = 0; j < kHeadDim / 32; ++j) {
+    const Vec16 low = *kv.at(0, g, 4 * j + t), high = *kv.at(0, g + 8, 4 * j + t);
 SGL_UNROLL
     for (int32_t i = 0; i < 4; i += 2) {
-      const uint32_t a[4] = {kv.k[0][j].w[i], kv.k[1][j].w[i], kv.k[0][j].w[i + 1], kv.k[1][j].w[i + 1]};
+      const uint32_t a[4] = {low.w[i], high.w[i], low.w[i + 1], high.w[i + 1]};
       const uint32_t b[2] = {q[j].w[i], q[j].w[i + 1]};
       dialect::mma_m16n8k16(score, a, b);
     }
   }
-  float weight[4], keep[2];
+  BatchWeights w;
+  float weight[4];
 SGL_UNROLL
   for (int32_t h = 0; h < 2; ++h) {  // head 2t + h: scores h (token g) and h + 2 (token g + 8)
     const float low = is_live[0] ? score[h] * scale : kLowestScore, high = is_live[1] ? score[h + 2] * scale : kLowestScore;
@@ -61,114 +72,118 @@ SGL_UNROLL
       m = other > m ? other : m;
     }
     m = m > state.max_score[h] ? m : state.max_score[h];
-    keep[h] = dialect::exp2(state.max_score[h] - m);
+    w.keep[h] = dialect::exp2(state.max_score[h] - m);
     state.max_score[h] = m;
     weight[h] = is_live[0] ? dialect::exp2(low - m) : 0.0f;
     weight[h + 2] = is_live[1] ? dialect::exp2(high - m) : 0.0f;
-    state.sum[h] = state.sum[h] * keep[h] + weight[h] + weight[h + 2];
+    state.sum[h] = state.sum[h] * w.keep[h] + weight[h] + weight[h + 2];
   }
-  const uint32_t p[2] = {dialect::transpose_8x8(pack_bf16(weight[0], weight[1])),
-                         dialect::transpose_8x8(pack_bf16(weight[2], weight[3]))};
+  w.p[0] = dialect::transpose_8x8(pack_bf16(weight[0], weight[1]));
+  w.p[1] = dialect::transpose_8x8(pack_bf16(weight[2], weight[3]));
+  return w;
+}
+
+// O = O * keep + V^T P. A token that is not live weighs nothing; its v must be finite unless a live one's is not.
+template <int32_t kHeadDim>
+SGL_DEVICE void weigh_values(SoftmaxState<kHeadDim>& state, const BatchWeights& w, const KvStage<kHeadDim>& kv, int32_t lane) {
+  constexpr int32_t kVecs = kHeadDim / 64;
+  const int32_t g = lane / 4, t = lane % 4;
 SGL_UNROLL
-  for (int32_t i = 0; i < kHeadDim / 16; ++i) {
-    const uint32_t v0 = kv.v[0][i / 4].w[i % 4], v1 = kv.v[1][i / 4].w[i % 4], v2 = kv.v[2][i / 4].w[i % 4], v3 = kv.v[3][i / 4].w[i % 4];
-    const uint32_t a[4] = {(v0 & 0xffffu) | v1 << 16, v0 >> 16 | (v1 & 0xffff0000u),
-                           (v2 & 0xffffu) | v3 << 16, v2 >> 16 | (v3 & 0xffff0000u)};
-    state.out[i][0] *= keep[0];
-    state.out[i][1] *= keep[1];
-    state.out[i][2] *= keep[0];
-    state.out[i][3] *= keep[1];
-    dialect::mma_m16n8k16(state.out[i], a, p);
+  for (int32_t j = 0; j < kVecs; ++j) {
+    const Vec16 v0 = *kv.at(1, 2 * t, g * kVecs + j), v1 = *kv.at(1, 2 * t + 1, g * kVecs + j);
+    const Vec16 v2 = *kv.at(1, 2 * t + 8, g * kVecs + j), v3 = *kv.at(1, 2 * t + 9, g * kVecs + j);
+SGL_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      const uint32_t a[4] = {(v0.w[i] & 0xffffu) | v1.w[i] << 16, v0.w[i] >> 16 | (v1.w[i] & 0xffff0000u),
+                             (v2.w[i] & 0xffffu) | v3.w[i] << 16, v2.w[i] >> 16 | (v3.w[i] & 0xffff0000u)};
+      float(&out)[4] = state.out[j * 4 + i];
+      out[0] *= w.keep[0];
+      out[1] *= w.keep[1];
+      out[2] *= w.keep[0];
+      out[3] *= w.keep[1];
+      dialect::mma_m16n8k16(out, a, w.p);
+    }
   }
 }
 
-// One warp's tokens of an item: every eighth run of kWarpTokens of the pool, and for the last warp of the last split the
-// newest token in a batch of its own. Control flow is uniform over the warp: the shuffles need all lanes.
+// One warp's tokens of an item: every eighth batch of the pool, copied ahead into its stage.
 template <int32_t kHeadDim>
 struct ItemTokens {
-  using Batch = KvBatch<kHeadDim>;
-  static constexpr int32_t kStride = abi::kNumConsumerWarps * kWarpTokens;
+  using Stage = KvStage<kHeadDim>;
+  static constexpr int32_t kStride = abi::kNumConsumerWarps * abi::kWarpTokens;
   const DecodeStepParams& p;
-  const Shared& s;
-  const AttentionItem& item;
-  int32_t layer, lane, end, first;
-  bool has_new_token;
+  Stage stage;
+  const bf16* k_head;
+  const bf16* v_head;
   const int32_t* slots;
-  const bf16* k_pool;
-  const bf16* v_pool;
-  uint32_t next_slot;  // of token first + lane % kWarpTokens
+  int32_t lane, layer, row, first, end;  // first: of the batch in the stage
+  int32_t old_end;                       // tokens from here on are new: one at most
+  uint32_t slot, next_slot;              // of token first + lane % 16, and of the batch after
 
-  SGL_DEVICE ItemTokens(const DecodeStepParams& params, const Shared& shared, const AttentionItem& of, int32_t layer_idx, const bf16* k,
-                        const bf16* v, int32_t warp, int32_t lane_idx)
-      : p(params), s(shared), item(of), layer(layer_idx), lane(lane_idx), k_pool(k), v_pool(v) {
-    slots = p.req_to_token + static_cast<int64_t>(s.rows()->request[item.row]) * p.geometry.req_to_token_stride;
-    end = min_int(item.end, s.rows()->length[item.row] - 1);
-    first = item.begin + warp * kWarpTokens;
-    has_new_token = warp == abi::kNumConsumerWarps - 1 && item.split + 1 == item.num_splits && item.end > 0;
-    if (dialect::planted(dialect::Planted::kMaskOffByOne) && item.split == 0) first += 1;
-    if (dialect::planted(dialect::Planted::kOffByOnePage)) slots += 1;
-    next_slot = first < end ? load_slot(first) : 0u;
-  }
-
-  // Tokens past the end repeat the last one: loads need no predicates, and their scores are masked.
-  SGL_DEVICE uint32_t load_slot(int32_t at) const {
-    return static_cast<uint32_t>(dialect::load_constant(slots + min_int(at + lane % kWarpTokens, end - 1)));
-  }
-
-  // The next batch of old tokens, or false. They were written before this launch: no edge to wait for.
-  SGL_DEVICE bool load_pool(Batch& kv, bool (&is_live)[2]) {
-    if (first >= end) return false;
-    const int32_t g = lane / 4, t = lane % 4;
+  SGL_DEVICE ItemTokens(const DecodeStepParams& params, const Shared& s, const AttentionItem& item, int32_t layer_idx, const bf16* k_pool, const bf16* v_pool,
+                        bool has_kept_slots, int32_t warp, int32_t lane_idx)
+      : p(params), stage{s.panel() + warp * abi::attention_warp_bytes(kHeadDim)}, lane(lane_idx), layer(layer_idx), row(item.row) {
     int32_t kv_head = item.kv_head;
     if (dialect::planted(dialect::Planted::kWrongKvHead)) kv_head = (kv_head + 1) % p.geometry.num_kv_heads;
-    const bf16* k_head = k_pool + kv_head * kHeadDim + 8 * t;
-    const bf16* v_head = v_pool + kv_head * kHeadDim + g * (kHeadDim / 8);
-    const uint32_t slot = next_slot;
-    next_slot = first + kStride < end ? load_slot(first + kStride) : 0u;
-    if (slot >= static_cast<uint32_t>(p.geometry.num_kv_slots)) {
-      sync::raise_fault(p.fault, p.rank, abi::kFaultBadSlot, layer, item.row, static_cast<uint32_t>(p.geometry.num_kv_slots), slot, 0);
-    }
-SGL_UNROLL
-    for (int32_t i = 0; i < 2; ++i) {
-      is_live[i] = first + g + 8 * i < end;
-      const int64_t at = static_cast<int64_t>(dialect::shuffle(slot, g + 8 * i)) * p.geometry.kv_slot_stride;
-SGL_UNROLL
-      for (int32_t j = 0; j < Batch::kChunks; ++j) {
-        kv.k[i][j] = dialect::load_constant(reinterpret_cast<const Vec16*>(k_head + at + 32 * j));
-      }
-    }
-SGL_UNROLL
-    for (int32_t i = 0; i < 4; ++i) {
-      const int32_t token = 2 * t + i % 2 + i / 2 * 8;
-      const int64_t at = static_cast<int64_t>(dialect::shuffle(slot, token)) * p.geometry.kv_slot_stride;
-SGL_UNROLL
-      for (int32_t j = 0; j < Batch::kVecs; ++j) {
-        kv.v[i][j] = dialect::load_constant(reinterpret_cast<const Vec16*>(v_head + at) + j);
-      }
-    }
-    first += kStride;
-    return true;
+    k_head = k_pool + kv_head * kHeadDim;
+    v_head = v_pool + kv_head * kHeadDim;
+    slots = p.req_to_token + static_cast<int64_t>(s.rows()->request[item.row]) * p.geometry.req_to_token_stride;
+    end = item.end;
+    old_end = min_int(item.end, s.rows()->length[item.row] - 1);
+    first = item.begin + warp * abi::kWarpTokens;
+    if (dialect::planted(dialect::Planted::kMaskOffByOne) && item.split == 0) first += 1;
+    if (dialect::planted(dialect::Planted::kOffByOnePage)) slots += 1;
+    // The same in every layer; kept by the first.
+    slot = has_kept_slots ? s.slots(warp, 0)[lane % abi::kWarpTokens] : load_slot(first);
+    next_slot = has_kept_slots ? s.slots(warp, 1)[lane % abi::kWarpTokens] : load_slot(first + kStride);
+    copy(slot, first, k_head, 0);
+    copy(slot, first, v_head, 1);
   }
-
-  // The newest token as token 0 of an otherwise empty batch, or false. Its k and v are prepare_item's.
-  SGL_DEVICE bool load_new(Batch& kv, bool (&is_live)[2]) {
-    if (!has_new_token) return false;
-    has_new_token = false;
-    const int32_t g = lane / 4, t = lane % 4;
-    const Vec16* k = reinterpret_cast<const Vec16*>(item_vector<kHeadDim>(s, abi::kMaxHeadsPerItem));
-    const Vec16* v = reinterpret_cast<const Vec16*>(item_vector<kHeadDim>(s, abi::kMaxHeadsPerItem + 1));
-    is_live[0] = g == 0;
-    is_live[1] = false;
-    kv = Batch{};
+  // For the layers to come. Entry: all lanes, before the first batch is used up.
+  SGL_DEVICE void keep_slots(const Shared& s, int32_t warp) const {
+    if (lane >= abi::kWarpTokens) return;
+    s.slots(warp, 0)[lane] = slot;
+    s.slots(warp, 1)[lane] = next_slot;
+  }
+  SGL_DEVICE bool has_batch() const { return first < end; }
+  SGL_DEVICE bool has_new() const { return old_end >= 0 && old_end < end; }
+  // Tokens past the old ones repeat the last: copies need no predicates, what they bring is replaced or masked.
+  SGL_DEVICE uint32_t load_slot(int32_t at) const {
+    return at < old_end ? static_cast<uint32_t>(dialect::load_constant(slots + min_int(at + lane % abi::kWarpTokens, old_end - 1))) : 0u;
+  }
+  // One group of copies, empty past the old tokens.
+  SGL_DEVICE void copy(uint32_t from_slot, int32_t at, const bf16* head, int32_t is_v) {
+    constexpr int32_t kRowsAtOnce = 32 / Stage::kVecs;
+    if (at < old_end) {
+      if (from_slot >= static_cast<uint32_t>(p.geometry.num_kv_slots)) {
+        sync::raise_fault(p.fault, p.rank, abi::kFaultBadSlot, layer, row, static_cast<uint32_t>(p.geometry.num_kv_slots), from_slot, 0);
+      }
+      const int32_t chunk = lane % Stage::kVecs;
 SGL_UNROLL
-    for (int32_t j = 0; j < Batch::kChunks; ++j) {
-      if (g == 0) kv.k[0][j] = k[4 * j + t];
+      for (int32_t i = 0; i < abi::kWarpTokens / kRowsAtOnce; ++i) {
+        const int32_t token = i * kRowsAtOnce + lane / Stage::kVecs;
+        const int64_t offset = static_cast<int64_t>(dialect::shuffle(from_slot, token)) * p.geometry.kv_slot_stride + 8 * chunk;
+        dialect::copy_async_16(stage.at(is_v, token, chunk), head + offset);
+      }
     }
-SGL_UNROLL
-    for (int32_t j = 0; j < Batch::kVecs; ++j) {
-      if (t == 0) kv.v[0][j] = v[g * Batch::kVecs + j];
-    }
-    return true;
+    dialect::copy_async_commit();
+  }
+  // K of the next batch, once every lane has read this one's; then V, which also moves on.
+  SGL_DEVICE void copy_next_k() { copy(next_slot, first + kStride, k_head, 0); }
+  SGL_DEVICE void copy_next_v() {
+    copy(next_slot, first + kStride, v_head, 1);
+    first += kStride;
+    next_slot = load_slot(first + kStride);
+  }
+  // The newest token's k or v, prepared in the block, if this batch holds it: over what was copied there. In a batch without old
+  // tokens it fills every row: what is masked must be finite. Entry: all lanes, which have awaited the batch's copies.
+  SGL_DEVICE void place_new(const Shared& s, int32_t is_v) const {
+    const int32_t r = old_end - first;
+    if (!has_new() || r < 0 || r >= abi::kWarpTokens) return;
+    dialect::sync_warp();  // the other lanes' copies of that row have arrived too
+    if (lane >= Stage::kVecs) return;
+    const Vec16 value = reinterpret_cast<const Vec16*>(item_vector<kHeadDim>(s, abi::kMaxHeadsPerItem + is_v))[lane];
+    for (int32_t row_idx = r; row_idx <= (r == 0 ? abi::kWarpTokens - 1 : r); ++row_idx) *stage.at(is_v, row_idx, lane) = value;
   }
 };
 

@@ -4,21 +4,6 @@
 
 namespace sgl_lowlatency::stages {
 
-// One item: up to kMaxHeadsPerItem query heads of one KV head of one row, over tokens [begin, end).
-struct AttentionItem {
-  int32_t row;
-  int32_t kv_head;
-  int32_t head_begin;  // first query head
-  int32_t num_heads;
-  int32_t begin;
-  int32_t end;
-  int32_t split;       // index among the row's splits
-  int32_t num_splits;
-  int32_t first_slot;  // partial slot of split 0 of this (row, kv head, subgroup); split i is slot_stride further each
-  int32_t slot_stride;
-  int32_t ticket;      // index of the (row, kv head, subgroup)
-};
-
 // With L_r the row's length (at least 1) and U = num_kv_heads * subgroups:
 //   chunk = max(kMinItemTokens, ceil(sum_r L_r * U / grid)),  splits_r = max(1, floor(L_r / chunk))
 // A row's splits are equal up to kItemTokenMultiple, and the number of items is at most grid + rows * U. A pure function of
@@ -30,7 +15,7 @@ struct AttentionSplit {
   int32_t num_items;
 };
 
-// A row without tokens still has an item: it writes zeros and signals.
+// A row without tokens still has an item: it hands over zeros.
 SGL_DEVICE int32_t positive_length(const Shared& s, int32_t row) { return s.rows()->length[row] > 0 ? s.rows()->length[row] : 1; }
 
 SGL_DEVICE int32_t num_splits(const Shared& s, const AttentionSplit& a, int32_t row) {
@@ -79,12 +64,33 @@ SGL_DEVICE AttentionItem attention_item(const DecodeStepParams& p, const Shared&
       item.end = split_begin(length, splits, item.split + 1);
       item.first_slot = first + unit;
       item.slot_stride = a.units;
-      item.ticket = row * a.units + unit;
       return item;
     }
     first += count;
   }
   return item;  // not reached for idx < num_items
+}
+
+// Item number `nth` of the block's: every grid-th of all. Entry: as above; keep_items has filled RowState::items.
+SGL_DEVICE AttentionItem block_item(const DecodeStepParams& p, const Shared& s, int32_t nth) {
+  if (nth < kKeptItems) return s.rows()->items[nth];
+  return attention_item(p, s, split_attention(p, s), dialect::block_idx() + nth * dialect::grid_dim());
+}
+
+// How many items the block has. Entry: as above.
+SGL_DEVICE int32_t num_block_items(const DecodeStepParams& p, const Shared& s) {
+  const int32_t left = split_attention(p, s).num_items - dialect::block_idx();
+  return left > 0 ? (left + dialect::grid_dim() - 1) / dialect::grid_dim() : 0;
+}
+
+// Entry: one thread, after the block's first barrier; a barrier follows.
+SGL_DEVICE void keep_items(const DecodeStepParams& p, const Shared& s) {
+  const AttentionSplit split = split_attention(p, s);
+  const int32_t count = num_block_items(p, s);
+  s.rows()->num_items = count;
+  for (int32_t nth = 0; nth < min_int(count, kKeptItems); ++nth) {
+    s.rows()->items[nth] = attention_item(p, s, split, dialect::block_idx() + nth * dialect::grid_dim());
+  }
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -40,35 +40,64 @@ SGL_UNROLL
   }
 }
 
-// Stores a warp's partial tile as [column][kScratchPitch] floats: column n, then tile row m.
+// Stores a warp's partial tile as [rows][kScratchPitch] floats: column n, then tile row m.
 template <int32_t kNTiles>
-SGL_DEVICE void store_partial(float* scratch, int32_t lane, const float (&c)[kNTiles][2][4]) {
+SGL_DEVICE void store_partial(float* scratch, int32_t rows, int32_t lane, const float (&c)[kNTiles][2][4]) {
 SGL_UNROLL
   for (int32_t t = 0; t < kNTiles; ++t) {
-    float* column = scratch + (t * 8 + lane % 4 * 2) * abi::kScratchPitch + lane / 4;
-    column[0] = c[t][0][0] + c[t][1][0];
-    column[abi::kScratchPitch] = c[t][0][1] + c[t][1][1];
-    column[8] = c[t][0][2] + c[t][1][2];
-    column[abi::kScratchPitch + 8] = c[t][0][3] + c[t][1][3];
+    const int32_t n = t * 8 + lane % 4 * 2;
+    float* column = scratch + n * abi::kScratchPitch + lane / 4;
+    if (n < rows) {
+      column[0] = c[t][0][0] + c[t][1][0];
+      column[8] = c[t][0][2] + c[t][1][2];
+    }
+    if (n + 1 < rows) {
+      column[abi::kScratchPitch] = c[t][0][1] + c[t][1][1];
+      column[abi::kScratchPitch + 8] = c[t][0][3] + c[t][1][3];
+    }
   }
 }
 
+// Two floats that lie side by side in shared memory.
+struct alignas(8) Float2 {
+  float x;
+  float y;
+};
+
+// Two neighbouring columns of one row of a finished tile: out[n, m], out[n, m + 1]; for gate_up m is the neuron's gate row, and
+// up[] holds the same two neurons of the up rows.
+struct TilePair {
+  int32_t tile;
+  int32_t m;  // even
+  int32_t n;
+  float y[2];
+  float up[2];
+};
+
+// Loads under way while the tile is computed; handed over as they came.
+struct Early {
+  uint32_t word;
+  uint32_t norm_weight;
+};
+
 // One operation's tiles of this block. Ops is the caller's table of what differs between the four operations:
-//   ops.load<kOp>(k0, k1)             fills the panel (load_panel)
-//   ops.before<kOp>(tile, m, n)       an early load, handed to finish as it came (a conversion would wait for it)
-//   ops.finish<kOp>(tile, m, n, y, y8, early)  y = out[n, m]; y8 = out[n, m + 8], for gate_up only; called for n < rows
-// A gate_up tile is finished by half as many threads, each with both factors of its SwiGLU.
-// Entry: all consumer threads; panel and scratch are free. Some threads return while others still store: follow with a barrier.
+//   ops.load<kOp>(k0, k1)          fills the panel (load_panel)
+//   ops.before<kOp>(tile, m, n)    Early, of a finisher's pair: n < rows
+//   ops.finish<kOp>(pair, is_finisher, early)  called by all lanes of the warps that hold finishers
+//   ops.behind<kOp>(index)         called by all consumer threads behind the block's finished tile number `index`
+// Entry: all consumer threads; panel and scratch are free. Some threads return while others still read scratch: the next barrier
+// of the consumers comes before anyone writes that half of it again.
 template <int32_t kNTiles, int32_t kOp, class Ops>
 SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, uint32_t& scratch_parity, const Ops& ops) {
   constexpr int32_t kColumns = kNTiles * 8, kHalf = abi::kTileRows / 2;
   constexpr bool kPaired = kOp == abi::kOpGateUp;
+  constexpr int32_t kPairs = (kPaired ? kHalf : abi::kTileRows) / 2;  // pairs of one row of a tile
   const sync::FaultSink sink = fault_sink(p);
   const int32_t begin = s.rows()->tiles[kOp].begin, end = begin + s.rows()->tiles[kOp].count;
   const int32_t k_extent = p.ops[kOp].k_extent, k_panel = p.ops[kOp].k_panel;
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
   const int32_t pitch = abi::panel_row_bytes(k_panel);
-  const int32_t m = kPaired ? thread % kHalf : thread % abi::kTileRows, n = kPaired ? thread / kHalf : thread / abi::kTileRows;
+  const int32_t m = thread % kPairs * 2, n = thread / kPairs;
   const bool is_finisher = n < kColumns && n < p.rows;
 
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
@@ -76,7 +105,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
     const bool is_last_panel = k1 == k_extent;
     ops.template load<kOp>(k0, k1);
     for (int32_t tile = begin; tile < end; ++tile) {
-      bf16 early{};
+      Early early{};
       if (is_last_panel && is_finisher) early = ops.template before<kOp>(tile, m, n);
       float c[kNTiles][2][4] = {};
       for (int32_t k = k0; k < k1; k += abi::kStageK) {
@@ -89,25 +118,35 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
         if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));
         cursor.advance(p.num_stages);
       }
-      float* partials = s.scratch() + scratch_parity * (abi::kNumConsumerWarps * kColumns * abi::kScratchPitch);
+      float* partials = s.scratch() + scratch_parity * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
       scratch_parity ^= 1u;  // two buffers: the next tile's partials need no second barrier
-      store_partial<kNTiles>(partials + warp * kColumns * abi::kScratchPitch, lane, c);
+      store_partial<kNTiles>(partials + warp * p.rows * abi::kScratchPitch, p.rows, lane, c);
       sync_consumers();
-      if (!is_finisher) continue;
-      const auto finish_sum = [&](int32_t row_in_tile) {
+      const auto finish_sum = [&](int32_t row_in_tile, float (&y)[2]) {
         const float* column = partials + n * abi::kScratchPitch + row_in_tile;
-        float y = 0.0f;
+        y[0] = y[1] = 0.0f;
 SGL_UNROLL
-        for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) y += column[w * kColumns * abi::kScratchPitch];
-        if (k_panel < k_extent) {  // several panels: only this thread touches this accumulator
-          float* accumulator = s.accumulators() + (tile - begin) * (kColumns * abi::kTileRows) + n * abi::kTileRows + row_in_tile;
-          if (k0 > 0) y += *accumulator;
-          *accumulator = y;
+        for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) {
+          const Float2 part = *reinterpret_cast<const Float2*>(column + w * p.rows * abi::kScratchPitch);
+          y[0] += part.x;
+          y[1] += part.y;
         }
-        return y;
+        if (k_panel < k_extent) {  // several panels: only this thread touches these accumulators
+          float* accumulator = s.accumulators() + (tile - begin) * (p.rows * abi::kTileRows) + n * abi::kTileRows + row_in_tile;
+SGL_UNROLL
+          for (int32_t i = 0; i < 2; ++i) {
+            if (k0 > 0) y[i] += accumulator[i];
+            accumulator[i] = y[i];
+          }
+        }
       };
-      const float y = finish_sum(m), y8 = kPaired ? finish_sum(m + kHalf) : 0.0f;
-      if (is_last_panel) ops.template finish<kOp>(tile, m, n, y, y8, early);
+      TilePair pair{tile, m, n, {}, {}};
+      if (is_finisher) {
+        finish_sum(m, pair.y);
+        if (kPaired) finish_sum(m + kHalf, pair.up);
+      }
+      if (is_last_panel && warp < (p.rows * kPairs + 31) / 32) ops.template finish<kOp>(pair, is_finisher, early);
+      if (is_last_panel) ops.template behind<kOp>(tile - begin);
     }
   }
 }

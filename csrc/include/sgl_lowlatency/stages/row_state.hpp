@@ -1,6 +1,6 @@
 // The block's view of its shared memory and of the step's rows.
 #pragma once
-#include "sgl_lowlatency/sync/edge.hpp"
+#include "sgl_lowlatency/sync/wait.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -11,6 +11,29 @@ using dialect::Vec16;
 constexpr int32_t kConsumerThreads = abi::kNumConsumerWarps * 32;
 constexpr int32_t kConsumerBarrier = 1;  // named barrier of the consumer warps; 0 is the whole block's
 
+SGL_DEVICE int32_t min_int(int32_t a, int32_t b) { return a < b ? a : b; }
+
+// One layer's pointers.
+struct alignas(16) LayerTables {
+  abi::LayerWeights weights;
+  abi::KvLayer kv;
+};
+
+// One attention item: up to kMaxHeadsPerItem query heads of one KV head of one row, over tokens [begin, end).
+struct AttentionItem {
+  int32_t row;
+  int32_t kv_head;
+  int32_t head_begin;  // first query head
+  int32_t num_heads;
+  int32_t begin;
+  int32_t end;
+  int32_t split;       // index among the row's splits
+  int32_t num_splits;
+  int32_t first_slot;  // partial slot of split 0 of this (row, kv head, subgroup); split i is slot_stride further each
+  int32_t slot_stride;
+};
+constexpr int32_t kKeptItems = 4;
+
 // What a block knows of each row, read and checked once a launch, and what the phases keep a row or a block.
 struct RowState {
   int32_t token[abi::kMaxRows];
@@ -18,11 +41,13 @@ struct RowState {
   int32_t length[abi::kMaxRows];   // sequence length, the new token included; 0 for a row without one
   int32_t request[abi::kMaxRows];  // row of req_to_token
   int32_t slot[abi::kMaxRows];     // KV slot of the new token
-  float square_sum[abi::kMaxRows][abi::kNumConsumerWarps];  // partial sums of squares of the norm input, by segment
   float inverse_rms[abi::kMaxRows];
-  uint32_t edge_base[abi::kNumEdges];  // SyncState::edge_base
-  abi::TileRange tiles[abi::kNumOps];  // the block's tiles of each operation
-  uint32_t broadcast;  // one word from thread 0 to the consumers
+  abi::TileRange tiles[abi::kNumOps];     // the block's tiles of each operation
+  LayerTables tables[2];                  // of this layer and of the next one: layer % 2
+  AttentionItem items[kKeptItems];        // the block's first attention items: they are the same in every layer
+  int32_t num_items;                      // of the block
+  int32_t first_generation;               // SyncState::first_generation
+  int32_t used_bytes[abi::kGenerations];  // SyncState::used_bytes
 };
 static_assert(sizeof(RowState) <= abi::kRowStateBytes, "smem_layout reserves kRowStateBytes");
 
@@ -35,6 +60,10 @@ struct Shared {
   SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kMaxStages + stage); }
   SGL_DEVICE RowState* rows() const { return reinterpret_cast<RowState*>(dialect::shared_base() + at.row_state); }
   SGL_DEVICE char* zero_row() const { return dialect::shared_base() + at.zero_row; }
+  SGL_DEVICE bf16* vectors() const { return reinterpret_cast<bf16*>(dialect::shared_base() + at.vectors); }
+  SGL_DEVICE uint32_t* slots(int32_t warp, int32_t batch) const {
+    return reinterpret_cast<uint32_t*>(dialect::shared_base() + at.slots) + (warp * 2 + batch) * abi::kWarpTokens;
+  }
   SGL_DEVICE float* scratch() const { return reinterpret_cast<float*>(dialect::shared_base() + at.scratch); }
   SGL_DEVICE float* accumulators() const { return reinterpret_cast<float*>(dialect::shared_base() + at.accumulators); }
   SGL_DEVICE char* panel() const { return dialect::shared_base() + at.panel; }
@@ -61,11 +90,6 @@ SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row
   s.rows()->length[row] = checked(dialect::load_constant(p.seq_lens + row), static_cast<int64_t>(g.req_to_token_stride) + 1, abi::kFaultBadLength);
   s.rows()->request[row] = checked(dialect::load_constant(p.req_pool_indices + row), g.num_request_rows, abi::kFaultBadRequestRow);
   s.rows()->slot[row] = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
-}
-
-// The residual stream of a row before layer 0's out_proj has written it. Constant in the launch: no edge to wait for.
-SGL_DEVICE const bf16* embedding_row(const DecodeStepParams& p, const Shared& s, int32_t row) {
-  return p.embedding + static_cast<int64_t>(s.rows()->token[row]) * p.geometry.hidden;
 }
 
 }  // namespace sgl_lowlatency::stages

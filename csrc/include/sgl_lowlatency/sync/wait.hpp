@@ -10,10 +10,8 @@ constexpr uint32_t kPollsPerClockRead = 64;  // a deadline is noticed so many po
 // never call it between the lanes of one shuffle.
 template <class Ready, class Seen>
 SGL_DEVICE void wait_until(FaultSink sink, abi::FaultKind kind, int32_t layer, int32_t edge, uint32_t expected, Ready ready, Seen seen) {
-  if (ready()) return;
   uint64_t start = 0;  // counts from the first clock read, not before: reading the clock costs more than most waits last
-  for (uint32_t polls = 1;; ++polls) {
-    if (ready()) return;
+  for (uint32_t polls = 1; !ready(); ++polls) {
     dialect::backoff();
     if (polls % kPollsPerClockRead == 0) {
       const uint64_t now = dialect::timer_ns();

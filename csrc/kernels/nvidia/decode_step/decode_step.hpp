@@ -5,22 +5,22 @@
 //   hidden_out = rms_norm(x) * final_norm
 //
 // Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16, both in
-//           SGLang's own layout; inputs [rows] int64, req_to_token [requests, tokens] int32; residual x [rows, hidden] bf16;
-//           qkv [rows, (num_q_heads + 2 num_kv_heads) head_dim] fp32; attention_out [rows, num_q_heads head_dim] bf16;
-//           activation [rows, intermediate] bf16; partial_out [items, 8, head_dim] fp32; hidden_out [rows, hidden] bf16.
+//           SGLang's own layout; inputs [rows] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
+//           blocks hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, one an SM (correct for any number that runs at once), kNumThreads threads each; all
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16.
 // Roles     warps 0..7 consume; warps 8..11 stream the block's weights through the shared-memory ring, across every wait.
-// Phases    per layer: qkv | attention | out_proj | gate_up | down; then the final norm. A block runs its static tiles
-//           (StaticPlan) and its share of the attention items (cut on the device from the lengths).
-// Hand-over every phase waits for the edge of the phase before it (sync/edge.hpp), and signals its own after its last store.
-//           No buffer is overwritten while readable: a phase's writers have waited, edge by edge, for all of its readers.
-//           A split's partials pass through a ticket (attention_combine.hpp).
+// Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
+//           norm. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
+//           lengths), and behind its first gate_up tiles the layer's upkeep.
+// Hand-over every word is its own flag (sync/handover.hpp): a phase polls the words it needs and stores its results, no more.
+//           Words are used again kGenerations layers later, cleared and ordered meanwhile (stages/generations.hpp).
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
 //           a SyncState and a workspace.
 #pragma once
 #include "sgl_lowlatency/stages/attention_phase.hpp"
 #include "sgl_lowlatency/stages/gemm.hpp"
+#include "sgl_lowlatency/stages/operand.hpp"
 
 namespace sgl_lowlatency::kernels {
 
@@ -35,106 +35,117 @@ struct DecodeStep {
 
   SGL_DEVICE DecodeStep(const DecodeStepParams& params, const Shared& shared) : p(params), s(shared) {}
 
-  SGL_DEVICE bf16* residual_row(int32_t row) const { return p.residual + static_cast<int64_t>(row) * p.geometry.hidden; }
-
   // What differs between the four operations of layer `layer` (see run_tiles).
   struct Ops {
     const DecodeStep& step;
-    const bf16* norm_weight;  // of qkv and gate_up
-    bool is_embedding;        // layer 0, before its out_proj: the residual stream is still the embedding
+    int32_t layer;
 
-    SGL_DEVICE const bf16* residual_source(int32_t row) const {
-      return is_embedding ? embedding_row(step.p, step.s, row) : static_cast<const bf16*>(step.residual_row(row));
-    }
     template <int32_t kOp>
-    SGL_DEVICE void load(int32_t k0, int32_t k1) const {
-      constexpr bool kNorm = kOp == abi::kOpQkv || kOp == abi::kOpGateUp;
+    SGL_DEVICE void load(int32_t k0, int32_t k1) const { load_operand<kOp>(step.p, step.s, layer, k0, k1); }
+    // The stream's word that a tile adds to, and the norm weights that will scale the result.
+    template <int32_t kOp>
+    SGL_DEVICE Early before(int32_t tile, int32_t m, int32_t n) const {
+      if (kOp == abi::kOpQkv || kOp == abi::kOpGateUp) return {};
+      uint32_t word[1];
+      dialect::load_words(word, stream_words(step.p, step.s, input_stream<kOp>(step.p, layer), step.p.stream.x).buffer + stream_word(tile, m, n));
+      // Of the norm behind the last layer, nobody reads the scaled stream.
+      const bool is_last = kOp == abi::kOpDown && layer + 1 == step.p.geometry.num_layers;
+      const bf16* const norm = kOp == abi::kOpOutProj ? layer_tables(step.s, layer).weights.post_norm
+                               : is_last              ? step.p.final_norm
+                                                      : layer_tables(step.s, layer + 1).weights.input_norm;
+      return {word[0], dialect::load_constant(reinterpret_cast<const uint32_t*>(norm + tile * abi::kTileRows + m))};
+    }
+    SGL_DEVICE int64_t stream_word(int32_t tile, int32_t m, int32_t n) const {
+      return (static_cast<int64_t>(n) * step.p.geometry.hidden + tile * abi::kTileRows + m) / 2;
+    }
+
+    // Entry: all lanes of a warp that has a finisher.
+    template <int32_t kOp>
+    SGL_DEVICE void finish(const TilePair& pair, bool is_finisher, const Early& early) const {
       const DecodeStepParams& p = step.p;
-      const bf16* input = kOp == abi::kOpOutProj ? p.attention_out : p.activation;
-      load_panel<kNorm>(p, step.s, p.ops[kOp].k_panel, k0, k1, norm_weight,
-                        [&](int32_t row) { return kNorm ? residual_source(row) : input + static_cast<int64_t>(row) * p.ops[kOp].k_extent; });
-      if (kNorm && k1 == p.ops[kOp].k_extent) finish_square_sums(p, step.s);
-    }
-    template <int32_t kOp>
-    SGL_DEVICE bf16 before(int32_t tile, int32_t m, int32_t n) const {
-      if (kOp == abi::kOpQkv || kOp == abi::kOpGateUp) return bf16{};
-      return dialect::load_plain(residual_source(n) + tile * abi::kTileRows + m);
-    }
-    template <int32_t kOp>
-    SGL_DEVICE void finish(int32_t tile, int32_t m, int32_t n, float y, float y8, bf16 residual) const {
-      const DecodeStepParams& p = step.p;
-      const int32_t column = tile * abi::kTileRows + m;
+      const Shared& s = step.s;
+      const int64_t row = pair.n;
       if (kOp == abi::kOpQkv) {
+        if (!is_finisher) return;
         const int32_t columns = (p.geometry.num_q_heads + 2 * p.geometry.num_kv_heads) * kHeadDim;
-        dialect::store_plain(p.qkv + static_cast<int64_t>(n) * columns + column, y * step.s.rows()->inverse_rms[n]);
+        const float inverse_rms = s.rows()->inverse_rms[row];
+        uint32_t words[2] = {dialect::float_to_bits(pair.y[0] * inverse_rms), dialect::float_to_bits(pair.y[1] * inverse_rms)};
+        sync::publish(handover_buffer(p, s, layer, p.at.qkv) + row * columns + pair.tile * abi::kTileRows + pair.m, words);
       } else if (kOp == abi::kOpGateUp) {
-        const float inverse_rms = step.s.rows()->inverse_rms[n], x = y * inverse_rms, silu = x / (1.0f + dialect::exp2(-x * kLog2e));
-        const int32_t neuron = tile * (abi::kTileRows / 2) + m;
-        dialect::store_plain(p.activation + static_cast<int64_t>(n) * p.geometry.intermediate + neuron, dialect::to_bf16(silu * (y8 * inverse_rms)));
+        if (!is_finisher) return;
+        const float inverse_rms = s.rows()->inverse_rms[row];
+        float out[2];
+SGL_UNROLL
+        for (int32_t i = 0; i < 2; ++i) {
+          const float x = pair.y[i] * inverse_rms, silu = x / (1.0f + dialect::exp2(-x * kLog2e));
+          out[i] = silu * (pair.up[i] * inverse_rms);
+        }
+        uint32_t words[1] = {pack_bf16(out[0], out[1])};
+        const int32_t neuron = pair.tile * (abi::kTileRows / 2) + pair.m;
+        sync::publish(handover_buffer(p, s, layer, p.at.activation) + (row * p.geometry.intermediate + neuron) / 2, words);
       } else {
-        dialect::store_plain(step.residual_row(n) + column, dialect::to_bf16(dialect::to_float(residual) + y));
+        uint32_t word[1] = {early.word};
+        if (is_finisher && !sync::is_written(word)) {
+          sync::await_words(fault_sink(p), stream_words(p, s, input_stream<kOp>(p, layer), p.stream.x), stream_word(pair.tile, pair.m, pair.n), word);
+        }
+        const uint32_t x = pack_bf16(low_float(word[0]) + pair.y[0], high_float(word[0]) + pair.y[1]);
+        if (dialect::planted(dialect::Planted::kWithheldSignal) && kOp == abi::kOpOutProj && layer == 0 && pair.tile == 0) return;
+        publish_stream(p, s, kOp == abi::kOpOutProj ? mid_stream(p, layer) : end_stream(p, layer), pair.tile, pair.m, pair.n, is_finisher, x,
+                       early.norm_weight);
       }
+    }
+    template <int32_t kOp>
+    SGL_DEVICE void behind(int32_t index) const {
+      if (kOp == abi::kOpGateUp && index == 0) begin_upkeep(step.p, step.s, layer);
+      if (kOp == abi::kOpGateUp && index == 1) finish_upkeep(step.p, step.s, layer);
     }
   };
 
-  // The edge an operation waits for (qkv: that of the layer before) and the one it signals.
-  static constexpr abi::EdgeIdx kInputEdge[abi::kNumOps] = {abi::kEdgeDown, abi::kEdgeAttention, abi::kEdgeOutProj, abi::kEdgeGateUp};
-  static constexpr abi::EdgeIdx kOutputEdge[abi::kNumOps] = {abi::kEdgeQkv, abi::kEdgeOutProj, abi::kEdgeGateUp, abi::kEdgeDown};
-
-  // Entry: all consumer threads. A block without tiles of the operation neither waits nor signals.
+  // Entry: all consumer threads.
   template <int32_t kOp>
   SGL_DEVICE void run_op(int32_t layer) {
-    if (s.rows()->tiles[kOp].count == 0) return;
-    constexpr abi::EdgeIdx kInput = kInputEdge[kOp], kOutput = kOutputEdge[kOp];
-    // Read before the wait, which hides its latency.
-    const bf16* norm_weight = dialect::load_constant_pointer(kOp == abi::kOpQkv ? &p.layers[layer].input_norm : &p.layers[layer].post_norm);
-    await_phase(p, s, kInput, kOp == abi::kOpQkv ? layer - 1 : layer);
-    run_tiles<kNTiles, kOp>(p, s, layer, cursor, scratch_parity, Ops{*this, norm_weight, layer == 0 && kOp <= abi::kOpOutProj});
-    if (dialect::planted(dialect::Planted::kWithheldSignal) && layer == 0 && kOp == abi::kOpOutProj && s.rows()->tiles[kOp].begin == 0) return;
-    signal_phase(p, kOutput);
+    const int32_t num_tiles = s.rows()->tiles[kOp].count;
+    if (kOp == abi::kOpGateUp && num_tiles == 0) begin_upkeep(p, s, layer);
+    if (num_tiles > 0) run_tiles<kNTiles, kOp>(p, s, layer, cursor, scratch_parity, Ops{*this, layer});
+    if (kOp == abi::kOpGateUp && num_tiles < 2) {
+      sync_consumers();
+      finish_upkeep(p, s, layer);
+    }
   }
 
   // Row r by block r % grid: nothing waits for it but the end of the launch. Entry: all consumer threads.
   SGL_DEVICE void final_norm() {
+    const int32_t hidden = p.geometry.hidden;
+    const int32_t last = p.geometry.num_layers - 1;
+    const sync::Awaited residual = stream_words(p, s, end_stream(p, last), p.stream.x);
     if (dialect::block_idx() >= p.rows) return;
-    await_phase(p, s, abi::kEdgeDown, p.geometry.num_layers - 1);
-    const int32_t hidden = p.geometry.hidden, warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+    load_inverse_rms(p, s, end_stream(p, last));
+    sync_consumers();
     for (int32_t row = dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) {
-      float squares = 0.0f;
-      for (int32_t i = dialect::thread_idx(); i < hidden; i += kConsumerThreads) {
-        const float x = dialect::to_float(dialect::load_plain(residual_row(row) + i));
-        squares += x * x;
-      }
-SGL_UNROLL
-      for (int32_t mask = 16; mask > 0; mask /= 2) squares += dialect::shuffle_xor(squares, mask);
-      if (lane == 0) s.rows()->square_sum[row][warp] = squares;
-      sync_consumers();
-      float sum = 0.0f;
-      for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) sum += s.rows()->square_sum[row][w];
-      const float inverse_rms = dialect::rsqrt(sum / static_cast<float>(hidden) + p.geometry.rms_eps);
-      for (int32_t i = dialect::thread_idx(); i < hidden; i += kConsumerThreads) {
-        const float x = dialect::to_float(dialect::load_plain(residual_row(row) + i));
-        dialect::store_plain(p.hidden_out + static_cast<int64_t>(row) * hidden + i,
-                             dialect::to_bf16(x * inverse_rms * dialect::to_float(dialect::load_constant(p.final_norm + i))));
+      const int64_t row_begin = static_cast<int64_t>(row) * hidden / 2;
+      const float inverse_rms = s.rows()->inverse_rms[row];
+      for (int32_t i = dialect::thread_idx(); i < hidden / 2; i += kConsumerThreads) {
+        uint32_t word[1];
+        sync::await_words(fault_sink(p), residual, row_begin + i, word);
+        const uint32_t norm = dialect::load_constant(reinterpret_cast<const uint32_t*>(p.final_norm) + i);
+        dialect::store_plain(reinterpret_cast<uint32_t*>(p.hidden_out) + row_begin + i,
+                             pack_bf16(low_float(word[0]) * inverse_rms * low_float(norm), high_float(word[0]) * inverse_rms * high_float(norm)));
       }
     }
   }
 
-  // The last block out closes the launch: bases move up by this launch's signals, the step is counted. Every block read the
-  // bases before its ticket, so none can see the next launch's, which the end of this one makes visible to it.
+  // The last block out closes the launch: generations move on, the step is counted. Every block read the state before its ticket,
+  // so none can see the next launch's, which the end of this one makes visible to it.
   // Entry: all consumer threads.
   SGL_DEVICE void close_launch() const {
     sync_consumers();
     if (dialect::thread_idx() != 0) return;
     abi::SyncState* sync = p.sync;
     // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the last one is ordered after every block's
-    // work: its reads of the bases, which the stores below overwrite, and all that a step counted as executed must have done.
+    // work: its reads of the state, which the stores below overwrite, and all that a step counted as executed must have done.
     if (dialect::fetch_add_acq_rel_gpu(sync->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
     dialect::store_plain(sync->exit_ticket, 0u);
-    for (int32_t e = 0; e < abi::kNumEdges; ++e) {
-      const auto edge = static_cast<abi::EdgeIdx>(e);
-      dialect::store_plain(sync->edge_base + e, s.rows()->edge_base[e] + static_cast<uint32_t>(p.geometry.num_layers * signals_per_layer(p, edge)));
-    }
+    close_generations(p, s);
     const uint64_t executed = dialect::load_plain(sync->executed + p.rows) + 1;
     dialect::store_plain(sync->executed + p.rows, executed);
     dialect::store_relaxed_system(p.executed_mirror + p.rows, executed);  // pairs with nothing: the host reads a figure
@@ -142,9 +153,12 @@ SGL_UNROLL
 
   // Entry: all consumer threads, after the block's first barrier.
   SGL_DEVICE void run() {
+    publish_embedding(p, s, layer_tables(s, 0).weights.input_norm);
+    clear_generation(p, s, -1);
+    sync_consumers();  // the items are kept
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       run_op<abi::kOpQkv>(layer);
-      run_attention<kHeadDim>(p, layer);
+      run_attention<kHeadDim>(p, s, layer);
       run_op<abi::kOpOutProj>(layer);
       run_op<abi::kOpGateUp>(layer);
       run_op<abi::kOpDown>(layer);
@@ -168,13 +182,16 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
     }
     dialect::mbarrier_init_fence();
   }
-  if (thread >= 64 && thread < 64 + abi::kNumEdges) s.rows()->edge_base[thread - 64] = dialect::load_plain(p.sync->edge_base + thread - 64);
+  if (thread >= 64 && thread < 64 + abi::kGenerations) s.rows()->used_bytes[thread - 64] = dialect::load_plain(p.sync->used_bytes + thread - 64);
+  if (thread == 95) s.rows()->first_generation = dialect::load_plain(p.sync->first_generation);
   if (thread >= 96 && thread < 100) reinterpret_cast<uint32_t*>(s.zero_row())[thread - 96] = 0u;
   if (thread >= 128 && thread < 128 + abi::kNumOps) {
     const abi::TileRange* range = p.tiles + dialect::block_idx() * abi::kNumOps + thread - 128;
     s.rows()->tiles[thread - 128] = {dialect::load_constant(&range->begin), dialect::load_constant(&range->count)};
   }
+  if (thread == 160) load_first_tables(p, s);
   dialect::sync_block();
+  if (thread == 0) keep_items(p, s);
   if (thread >= kConsumerThreads) {
     produce_weights(p, s, (thread - kConsumerThreads) / 32, thread % 32);
   } else {

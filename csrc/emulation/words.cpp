@@ -1,0 +1,192 @@
+// Words that are data and flag at once: relaxed loads and stores, and clears that must be ordered against both.
+#include <algorithm>
+#include <cstring>
+
+#include "machine.hpp"
+
+namespace sgl_lowlatency::emulation {
+namespace {
+
+constexpr uint32_t kPreemptWordsOneIn = 32;
+constexpr uint32_t kMaxOldSixteenths = 8;  // loads that give old words: pollers need not look often
+constexpr uint32_t kWordBytes = 4;
+constexpr uint32_t kCellsPerWord = kWordBytes / 2;
+
+bool written(const Stamp& stamp) { return (stamp.flags & kStampWritten) != 0; }
+
+// knows(lane, stamp) of several words: most have one writer, and one who cleared them.
+class Knowledge {
+ public:
+  explicit Knowledge(const Lane& lane) : lane_(lane) {}
+  bool knows(const Stamp& stamp) {
+    if (last_.interval != stamp.interval || last_.warp != stamp.warp || last_.lane != stamp.lane || last_.flags == 0) {
+      last_ = stamp;
+      known_ = emulation::knows(lane_, stamp);
+    }
+    return known_;
+  }
+
+ private:
+  const Lane& lane_;
+  Stamp last_;
+  bool known_ = false;
+};
+
+uint32_t previous_word(const Cell* cells) { return cells[0].previous | static_cast<uint32_t>(cells[1].previous) << 16; }
+
+}  // namespace
+
+Word* GlobalMemory::words(ShadowRegion& region, uintptr_t address, bool create) {
+  ShadowPage& page = *region.pages[address / kPageBytes - region.first_page];
+  if (!page.words) {
+    if (!create) return nullptr;
+    page.words = std::make_unique<WordPage>();
+  }
+  return &page.words->words[address % kPageBytes / kWordBytes];
+}
+
+// Another kind of write replaces what the words held: what races with that, its stamps say.
+void GlobalMemory::forget_words(ShadowRegion& region, uintptr_t address, uint32_t bytes) {
+  Word* const first = words(region, address, false);
+  if (first == nullptr) return;
+  for (uint32_t i = 0; i < (bytes + kWordBytes - 1) / kWordBytes; ++i) first[i] = Word{};
+}
+
+uint64_t GlobalMemory::line_number(const void* pointer) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer), line = address / kLineBytes;
+  const ShadowRegion* const region = find(address);
+  if (region != nullptr) return (static_cast<uint64_t>(region->idx + 1) << 40) + line - region->begin / kLineBytes;
+  if (first_outside_ == 0) first_outside_ = line;
+  return line - first_outside_;
+}
+
+uint32_t GlobalMemory::seen_cells(const Line& line) const {
+  const Lane& lane = *machine->current;
+  uint32_t seen = 0;
+  for (uint32_t idx = line.readers; idx != kNoReader; idx = readers_[idx].next) {
+    const ReaderNode& node = readers_[idx];
+    if ((node.fresh & ~seen) != 0 && (node.lanes & known_lanes(lane, node.warp, node.interval)) != 0) seen |= node.fresh;
+  }
+  return seen;
+}
+
+bool GlobalMemory::load_words(uint32_t* values, const uint32_t* pointer, uint32_t num_words) {
+  const uint32_t bytes = num_words * kWordBytes;
+  std::memcpy(values, pointer, bytes);
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  ShadowRegion* const region = find(address);
+  Lane& lane = *machine->current;
+  if (region == nullptr) {
+    for (uint32_t i = 0; !carried_outside_.empty() && i < num_words; ++i) {
+      const auto found = carried_outside_.find(pointer + i);
+      if (found != carried_outside_.end()) add_pending(lane, found->second);
+    }
+    return true;
+  }
+  Line& shadow = *line(*region, address, true);
+  const Word* const word = words(*region, address, false);
+  const uint32_t cells = cell_mask(address, bytes), plain = unordered_cells(shadow, cells, true);
+  if (plain != 0) {
+    const Stamp& write = shadow.cells[__builtin_ctz(plain)].write;
+    record_race(read_race_kind(lane, write), region->name, address - region->begin, bytes, write.warp, write.lane, false);
+  }
+  const bool gives_old = machine->random.below(16) < std::min(machine->stale_sixteenths, kMaxOldSixteenths);
+  Knowledge clears(lane), writes(lane);
+  const PublicationPtr* carried = nullptr;
+  uint32_t fresh = cells;
+  for (uint32_t i = 0; word != nullptr && i < num_words; ++i) {
+    const uint32_t first = address % kLineBytes / 2 + i * kCellsPerWord, word_cells = 3u << first;
+    const Cell* const cell = &shadow.cells[first];
+    if (!written(cell->write)) continue;
+    const bool unordered_clear = written(word[i].clear) && !clears.knows(word[i].clear);
+    const bool stale = gives_old && (plain & word_cells) == 0 && (unordered_clear || !writes.knows(cell->write)) &&
+                       machine->random.one_in(2) && (seen_cells(shadow) & word_cells) == 0;
+    const bool before_clear = stale && unordered_clear && (!word[i].holds_data || machine->random.one_in(2));
+    if (unordered_clear) {
+      record_race(RaceKind::kUnorderedClear, region->name, address + i * kWordBytes - region->begin, kWordBytes, word[i].clear.warp,
+                  word[i].clear.lane, before_clear);
+    }
+    if (stale) {
+      values[i] = before_clear ? word[i].before_clear : previous_word(cell);
+      fresh &= ~word_cells;
+    } else if (word[i].carried && (carried == nullptr || *carried != word[i].carried)) {
+      carried = &word[i].carried;
+      add_pending(lane, *carried);
+    }
+  }
+  add_reader(shadow, cells, fresh, true);
+  return fresh == cells;
+}
+
+void GlobalMemory::store_words(uint32_t* pointer, const uint32_t* values, uint32_t num_words) {
+  const uint32_t bytes = num_words * kWordBytes;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  ShadowRegion* const region = find(address);
+  const Lane& lane = *machine->current;
+  if (region == nullptr) {
+    for (uint32_t i = 0; !regions_.empty() && i < num_words; ++i) {
+      if (lane.publication) carried_outside_[pointer + i] = lane.publication; else carried_outside_.erase(pointer + i);
+    }
+  } else {
+    Line& shadow = *line(*region, address, true);
+    Word* const word = words(*region, address, true);
+    for (uint32_t i = 0; i < num_words; ++i) {
+      const size_t offset = address + i * kWordBytes - region->begin;
+      if (word[i].holds_data) {
+        const Stamp& write = shadow.cells[address % kLineBytes / 2 + i * kCellsPerWord].write;
+        record_race(RaceKind::kWrittenTwice, region->name, offset, kWordBytes, write.warp, write.lane, false);
+      } else if (written(word[i].clear) && !knows(lane, word[i].clear)) {
+        record_race(RaceKind::kUnorderedClear, region->name, offset, kWordBytes, word[i].clear.warp, word[i].clear.lane, false);
+      }
+      word[i].holds_data = true;
+      word[i].carried = lane.publication;
+    }
+    check_write(*region, shadow, address, bytes, Write::kAtomic);
+  }
+  std::memcpy(pointer, values, bytes);
+}
+
+void GlobalMemory::clear_words(uint32_t* pointer) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  ShadowRegion* const region = find(address);
+  if (region != nullptr) {
+    check_write(*region, *line(*region, address, true), address, kLineBytes, Write::kClear);
+    Word* const word = words(*region, address, true);
+    for (uint32_t i = 0; i < kLineBytes / kWordBytes; ++i) {
+      word[i] = {stamp_of(*machine->current, kStampWritten), pointer[i], false, nullptr};
+    }
+  } else {
+    for (uint32_t i = 0; !carried_outside_.empty() && i < kLineBytes / kWordBytes; ++i) carried_outside_.erase(pointer + i);
+  }
+  std::fill_n(pointer, kLineBytes / kWordBytes, abi::kUnwritten);
+}
+
+void load_word_vector(uint32_t* words, const uint32_t* address, uint32_t num_words) {
+  check_alignment(address, num_words * kWordBytes, "load_words");
+  maybe_preempt(kPreemptWordsOneIn);
+  Lane& lane = *machine->current;
+  lane.looked_at |= line_bucket(address);
+  if (!machine->global.load_words(words, address, num_words)) lane.warp->got_old |= lane.bit;
+}
+
+void store_word_vector(uint32_t* address, const uint32_t* words, uint32_t num_words) {
+  check_alignment(address, num_words * kWordBytes, "store_words");
+  maybe_preempt(kPreemptWordsOneIn);
+  machine->global.store_words(address, words, num_words);
+  words_changed(address);
+}
+
+}  // namespace sgl_lowlatency::emulation
+
+namespace sgl_lowlatency::dialect {
+
+using namespace emulation;
+
+void clear_words(uint32_t* address) {
+  check_alignment(address, kLineBytes, "clear_words");
+  maybe_preempt(kPreemptWordsOneIn);
+  machine->global.clear_words(address);
+  machine->progress = true;
+}
+
+}  // namespace sgl_lowlatency::dialect

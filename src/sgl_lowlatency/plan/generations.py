@@ -1,0 +1,131 @@
+"""Why a generation of the hand-over buffers may be cleared and filled again, checked on what orders the blocks of one launch.
+
+The kernel (stages/generations.hpp, stages/upkeep.hpp): in layer l the owners of `down` tiles clear the generation of layer
+l + clear_ahead, behind their first tile of gate_up; behind the second, every consumer thread of every block fences, between two
+barriers. A word read orders its reader's next fence after its writer's last fence before the word, and nothing else does.
+Launches follow one another.
+
+So there are two nodes a block and layer. `release`: what the block did before the barrier in front of its fence, and what it
+had received before that. `acquire`: what lies behind the barrier after the fence, where each thread has received what the words
+it read carried. A thread's fence does not pass on what the other threads' fences receive, so a release follows the acquire of
+the layer before, not its own layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, FINAL_PHASE, LAYER_PHASES
+from sgl_lowlatency.plan.events import Event, EventGraph, participants
+from sgl_lowlatency.plan.static_plan import StaticPlan
+
+TILES_BEFORE_FENCE = 2  # of gate_up: their words are stored before the block's fence of the layer
+LATE_TILES = "later gate_up tiles"  # and those of the others behind it
+CLEAR = "clear"
+# Program order of a block within a layer; what follows the fence is ordered by it.
+BEFORE_FENCE = (EMBEDDING_PHASE, *LAYER_PHASES[:-1], CLEAR)
+PROGRAM = (*BEFORE_FENCE, LATE_TILES, "down", FINAL_PHASE)
+
+
+def check_generations(plan: StaticPlan) -> list[str]:
+    """Every clear follows all uses of what it clears, and precedes all uses of what is written there next.
+
+    Looks at so many layers that the generations go round; one message a phase.
+    """
+    num_layers = min(plan.geometry.num_layers, plan.generations + plan.clear_ahead + 2)
+    order = Order(plan, num_layers)
+    errors: dict[tuple[str, bool], str] = {}
+    for layer in range(-1, num_layers):  # that clears; the blocks' first clears, before layer 0, are "layer -1"
+        filled = layer + plan.clear_ahead
+        for used, is_before in ((filled - plan.generations, True), (filled, False)):
+            for phase, at in uses(plan, used, num_layers) if -1 <= used < num_layers else ():
+                if (phase, is_before) in errors:
+                    continue
+                use, clear = (phase, at), (CLEAR, layer)
+                pair = order.first_unordered(use, clear) if is_before else order.first_unordered(clear, use)
+                if pair is None:
+                    continue
+                if is_before:
+                    what = f"layer {layer} in block {pair[1]} may clear words of layer {used} while {phase} of layer {at} in block {pair[0]} uses them"
+                else:
+                    what = f"{phase} of layer {at} in block {pair[1]} may use words of layer {used} before layer {layer} in block {pair[0]} has cleared them"
+                errors[phase, is_before] = f"generations: {what}"
+    return list(errors.values())
+
+
+def uses(plan: StaticPlan, layer: int, num_layers: int) -> Iterator[tuple[str, int]]:
+    """(phase, its layer) that write or read words of `layer`."""
+    found = set()
+    for buffer in plan.buffers:
+        if layer == -1 and buffer.writer != "down":
+            continue
+        found.add((buffer.writer if layer >= 0 else EMBEDDING_PHASE, layer))
+        found |= {(phase, layer + later) for phase, later in buffer.readers}
+    if ("gate_up", layer) in found:
+        found.add((LATE_TILES, layer))
+    is_last = layer == plan.geometry.num_layers - 1
+    yield from sorted((phase, at) for phase, at in found if at < num_layers and (phase != FINAL_PHASE or is_last))
+
+
+class Order:
+    """What happens before what, of the first `num_layers` layers of a launch."""
+
+    def __init__(self, plan: StaticPlan, num_layers: int):
+        self.plan, self.num_layers = plan, num_layers
+        self.graph = EventGraph()
+        for layer in range(num_layers):
+            for block in range(plan.grid):
+                release, acquire = (self.graph.add(Event(layer, name, block)) for name in ("release", "acquire"))
+                self.graph.before[acquire].append(release)
+                if layer > 0:
+                    self.graph.before[release].append(self.graph.index[Event(layer - 1, "acquire", block)])
+        for layer in range(num_layers):
+            self._add_words(layer)
+        self._ancestors = self.graph.ancestors(self.graph.order())
+
+    def _add_words(self, layer: int) -> None:
+        """Words that every block of the reading phase reads, whatever its tiles and whatever the lengths. Others give order
+        too; that is not needed, and which ones attention reads is known on the device only."""
+        for buffer in self.plan.buffers:
+            readers = [(phase, later) for phase, later in buffer.readers if phase in buffer.whole_readers]
+            if buffer.tile_columns == 0 or not readers:
+                continue
+            carried = self.graph.add(Event(layer, buffer.name, None))
+            for block in participants(self.plan, buffer.writer):
+                is_late = buffer.writer == "gate_up" and self.plan.op("gate_up").tiles[block][1] > TILES_BEFORE_FENCE
+                fence = self._fence_before(LATE_TILES if is_late else buffer.writer, layer)
+                if fence >= 0:
+                    self.graph.before[carried].append(self.graph.index[Event(fence, "release", block)])
+            for phase, later in readers:
+                fence = self._fence_behind(phase, layer + later)
+                for block in participants(self.plan, phase) if fence < self.num_layers else ():
+                    self.graph.before[self.graph.index[Event(fence, "acquire", block)]].append(carried)
+
+    @staticmethod
+    def _fence_before(phase: str, layer: int) -> int:
+        """Layer of the block's last fence before the phase; negative when there is none in the launch."""
+        return layer - 1 if phase in BEFORE_FENCE else layer
+
+    @classmethod
+    def _fence_behind(cls, phase: str, layer: int) -> int:
+        return max(cls._fence_before(phase, layer) + 1, 0)
+
+    def first_unordered(self, first: tuple[str, int], second: tuple[str, int]) -> tuple[int, int] | None:
+        """(phase, layer) of two passes: a block of the first and one of the second that are not in this order; None if all are."""
+        fence, last = self._fence_behind(*first), self._fence_before(*second)
+        is_before = (first[1], PROGRAM.index(first[0])) < (second[1], PROGRAM.index(second[0]))  # in a block's own order
+        others = self.blocks(first[0])
+        done = {b: 1 << self.graph.index[Event(fence, "release", b)] for b in others} if fence < self.num_layers else {}
+        all_done = sum(done.values())
+        for block in self.blocks(second[0]):
+            if done:
+                received = self._ancestors[self.graph.index[Event(last, "acquire", block)]] if last >= 0 else 0
+                missing = all_done & ~received & ~(done.get(block, 0) if is_before else 0)
+                if missing:
+                    return self.graph.events[missing.bit_length() - 1].block, block
+            elif unordered := [other for other in others if not (other == block and is_before)]:
+                return unordered[0], block  # no fence of the layers looked at follows the first
+        return None
+
+    def blocks(self, phase: str) -> list[int]:
+        return participants(self.plan, {LATE_TILES: "gate_up", CLEAR: "down"}.get(phase, phase))
