@@ -83,6 +83,8 @@ void bind_abi(py::module_& m) {
   SGL_CONSTANT(kNumEdges);
 #undef SGL_CONSTANT
   a.attr("kSyncStateBytes") = py::int_(sizeof(abi::SyncState));
+  a.attr("kFirstGenerationOffset") = py::int_(offsetof(abi::SyncState, first_generation));
+  a.attr("kUsedBytesOffset") = py::int_(offsetof(abi::SyncState, used_bytes));
   a.attr("kFaultRecordBytes") = py::int_(sizeof(abi::FaultRecord));
   a.attr("kFaultKinds") = std::map<std::string, uint32_t>{
       {"edge_deadline", abi::kFaultEdgeDeadline}, {"ring_full", abi::kFaultRingFull},      {"ring_empty", abi::kFaultRingEmpty},

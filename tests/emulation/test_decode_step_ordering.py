@@ -7,6 +7,7 @@ import torch
 from decode_step_cases import MIXED, Runner, same_bits
 from tiny_geometries import TINY, deep
 
+from sgl_lowlatency import _C
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.plan.validate import validate
@@ -88,11 +89,6 @@ def generations_of(runner, plan):
     return runner.kernel.workspace.view(torch.int32).view(abi.GENERATIONS, plan.generation_bytes // 4)
 
 
-def sync_words(runner, first, count):
-    """32-bit words of abi::SyncState."""
-    return runner.kernel._sync.view(torch.int32)[first : first + count].tolist()
-
-
 @pytest.mark.parametrize("check_order", [False, True], ids=["values", "order"])
 @pytest.mark.parametrize("num_layers", range(1, 10))
 def test_launches_of_changing_rows_follow_one_another(num_layers, check_order):
@@ -111,8 +107,8 @@ def test_launches_of_changing_rows_follow_one_another(num_layers, check_order):
         assert same_bits(outputs, Runner(geometry, weights, (rows,), 5).run(inputs)), f"launch {turn} of {rows} rows"
         plan = shared.plans[rows]
         books.launch(plan)
-        assert sync_words(shared, 32, 1) == [books.first]  # SyncState::first_generation
-        assert sync_words(shared, 64, abi.GENERATIONS) == books.used_bytes  # SyncState::used_bytes
+        assert shared.kernel.sync_words(_C.abi.kFirstGenerationOffset, 1) == [books.first]  # SyncState::first_generation
+        assert shared.kernel.sync_words(_C.abi.kUsedBytesOffset, abi.GENERATIONS) == books.used_bytes  # SyncState::used_bytes
         for generation, used_bytes in zip(generations_of(shared, plan), books.used_bytes, strict=True):
             assert bool((generation[used_bytes // 4 :] == -1).all()), f"launch {turn}"
         for layer in range(max(num_layers + abi.CLEAR_AHEAD - abi.GENERATIONS, 0), num_layers):
@@ -130,7 +126,7 @@ def test_whatever_earlier_launches_left_is_cleared_before_it_is_used(num_layers)
     inputs = random_step(geometry, MIXED[1], 15)
     expected = runner.run(inputs)
     for turn in range(9):
-        for generation, used_bytes in zip(generations_of(runner, runner.plans[5]), sync_words(runner, 64, abi.GENERATIONS), strict=True):
+        for generation, used_bytes in zip(generations_of(runner, runner.plans[5]), runner.kernel.sync_words(_C.abi.kUsedBytesOffset, abi.GENERATIONS), strict=True):
             generation[: used_bytes // 4] = 0x7F7F7F7F  # huge, in bf16 and in fp32
         assert same_bits(runner.run(inputs), expected), f"launch {turn}"
 

@@ -166,10 +166,14 @@ class DecodeStep:
         """
         plan = self._plans[rows]
         buffer = plan.buffer(name)
-        first = int.from_bytes(bytes(self._sync[128:132].tolist()), "little") - self.geometry.num_layers
+        first = self.sync_words(_C.abi.kFirstGenerationOffset, 1)[0] - self.geometry.num_layers
         begin = (first + layer) % abi.GENERATIONS * plan.generation_bytes + buffer.offset
         dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[buffer.dtype]
         return self.workspace[begin : begin + buffer.bytes].view(dtype).view(buffer.shape)
+
+    def sync_words(self, offset: int, count: int) -> list[int]:
+        """int32 words of abi::SyncState from a byte offset (_C.abi.k…Offset): for tests and diagnosis."""
+        return self._sync[offset : offset + 4 * count].view(torch.int32).tolist()
 
     def _device_table(self, data: bytes) -> torch.Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)

@@ -34,27 +34,26 @@ def check_generations(plan: StaticPlan) -> list[str]:
     """
     num_layers = min(plan.geometry.num_layers, plan.generations + plan.clear_ahead + 2)
     order = Order(plan, num_layers)
-    errors: dict[tuple[str, bool], str] = {}
+    errors: dict[tuple[str, str], str] = {}
     for layer in range(-1, num_layers):  # that clears; the blocks' first clears, before layer 0, are "layer -1"
         filled = layer + plan.clear_ahead
-        for used, is_before in ((filled - plan.generations, True), (filled, False)):
-            for phase, at in uses(plan, used, num_layers) if -1 <= used < num_layers else ():
-                if (phase, is_before) in errors:
-                    continue
-                use, clear = (phase, at), (CLEAR, layer)
-                pair = order.first_unordered(use, clear) if is_before else order.first_unordered(clear, use)
-                if pair is None:
-                    continue
-                if is_before:
-                    what = f"layer {layer} in block {pair[1]} may clear words of layer {used} while {phase} of layer {at} in block {pair[0]} uses them"
-                else:
-                    what = f"{phase} of layer {at} in block {pair[1]} may use words of layer {used} before layer {layer} in block {pair[0]} has cleared them"
-                errors[phase, is_before] = f"generations: {what}"
+        clear = (CLEAR, layer)
+        for use in uses(plan, filled - plan.generations, num_layers):
+            if pair := order.first_unordered(use, clear):
+                clearing, using = f"layer {layer} in block {pair[1]}", f"{use[0]} of layer {use[1]} in block {pair[0]}"
+                message = f"generations: {clearing} may clear words of layer {filled - plan.generations} while {using} uses them"
+                errors.setdefault((use[0], "clear"), message)
+        for use in uses(plan, filled, num_layers):
+            if pair := order.first_unordered(clear, use):
+                clearing, using = f"layer {layer} in block {pair[0]}", f"{use[0]} of layer {use[1]} in block {pair[1]}"
+                errors.setdefault((use[0], "use"), f"generations: {using} may use words of layer {filled} before {clearing} has cleared them")
     return list(errors.values())
 
 
 def uses(plan: StaticPlan, layer: int, num_layers: int) -> Iterator[tuple[str, int]]:
-    """(phase, its layer) that write or read words of `layer`."""
+    """(phase, its layer) that write or read words of `layer`; none of a layer outside the launch."""
+    if not -1 <= layer < num_layers:
+        return
     found = set()
     for buffer in plan.buffers:
         if layer == -1 and buffer.writer != "down":

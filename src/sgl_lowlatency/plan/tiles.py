@@ -49,6 +49,16 @@ def op_shapes(geometry: Geometry) -> dict[str, tuple[int, int]]:
     }
 
 
+def max_grid(geometry: Geometry) -> int:
+    """Most blocks of a grid in which every block owns tiles of qkv and of gate_up.
+
+    A block that owns none reads and hands over too little to be ordered with the others (plan/generations.py), so a small
+    model uses fewer blocks than the GPU has SMs.
+    """
+    shapes = op_shapes(geometry)
+    return min(shapes[name][0] // abi.TILE_ROWS for name in ("qkv", "gate_up"))
+
+
 def distribute(shapes: dict[str, tuple[int, int]], grid: int) -> dict[str, tuple[tuple[int, int], ...]]:
     """Tile ranges [grid] of every op: floor or ceil of the mean per op, the bytes of a layer even over blocks.
 

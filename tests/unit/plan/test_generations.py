@@ -14,7 +14,7 @@ from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan.generations import check_generations
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.plan.static_plan import make_plan
-from sgl_lowlatency.plan.tiles import distribute, op_shapes
+from sgl_lowlatency.plan.tiles import distribute, max_grid, op_shapes
 from sgl_lowlatency.plan.validate import validate
 
 PLAN = make_plan(GEOMETRIES["qwen3-8b"], 1, 132)
@@ -110,3 +110,12 @@ def test_a_step_whose_blocks_own_few_tiles_is_refused_when_generations_go_round(
     assert any("attention of layer" in error for error in errors)
     two_layers = dataclasses.replace(geometry, num_layers=2)
     assert check_generations(make_plan(two_layers, 1, 132)) == []
+
+
+def test_a_small_model_uses_a_grid_that_is_safe():
+    """Whatever GPU: max_grid blocks or fewer, each with tiles of qkv and gate_up, pass; more need not."""
+    small = dataclasses.replace(GEOMETRIES["qwen3-0.6b"], num_layers=12, hidden=128, num_q_heads=2, num_kv_heads=2, head_dim=64, intermediate=256)
+    assert max_grid(small) == 24
+    for grid in (1, 7, 24):
+        assert validate(make_plan(small, 4, grid=grid)) == []
+    assert validate(make_plan(small, 4, grid=132)) != []

@@ -156,7 +156,7 @@ struct HandoverLayout {
   int32_t mid;              // the residual stream after attention, see Stream
   int32_t activation;       // [rows, intermediate] bf16
   int32_t end;              // the residual stream after the MLP, or the embedding, see Stream
-  int32_t partial_out;      // [items, item_heads, head_dim] fp32, un-normalised, in the order of merge_position
+  int32_t partial_out;      // [items, item_heads, head_dim] fp32, un-normalised, in the order of element_at (stages/attention_merge.hpp)
   int32_t partial_max_sum;  // [items, item_heads, 2] fp32: running max (log2 units) and sum
   int32_t total_bytes;
 };

@@ -4,7 +4,8 @@
 // Why that is safe: each consumer thread fences once a layer (order_generations), behind the block's clears of that layer. The
 // words that the block hands over from then on carry the fence to their readers, whose own next fence receives it. So two layers
 // later every block is ordered behind the clears; and a block that clears is ordered behind everyone's reads of the layers up to
-// the one before last, because it has read words that their readers handed over behind a fence.
+// the one before last, because it has read words that their readers handed over behind a fence. Blocks without tiles of qkv or
+// gate_up learn it later or never: the plan's validator (plan/generations.py) decides whether a plan leaves enough layers.
 #pragma once
 #include "sgl_lowlatency/stages/row_state.hpp"
 #include "sgl_lowlatency/sync/handover.hpp"
