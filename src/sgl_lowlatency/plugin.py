@@ -19,16 +19,16 @@ def register_nvidia() -> None:
     """Entry point `nvidia_megakernel`: register the NVIDIA specs.
 
     With SGL_LOWLATENCY_EMULATE=1 it also makes a host without a GPU look like one to SGLang's checks.
-    Raises ValueError on a bad SGL_LOWLATENCY_* variable; SGLang logs it as "Failed to execute general plugin".
+    Raises ValueError on a bad SGL_LOWLATENCY_* variable, with the specs registered: SGLang logs it as "Failed to execute
+    general plugin", far above the refusal, and the specs' own check names it again there.
     """
     from sglang.kernels.plugin_kernels.nvidia.spec import register
 
     from sgl_lowlatency import config
 
-    emulate = config.get().emulate
     for architecture, path in NVIDIA_SPECS.items():
         register(architecture=architecture, path=path)
-    if emulate:
+    if config.get().emulate:
         from sgl_lowlatency.runtime import emulated_device
 
         emulated_device.install()

@@ -185,3 +185,16 @@ def test_the_server_process_ends_with_the_refusal(model_dir):
     )
     assert done.returncode != 0
     assert "--enable-nvidia-megakernel cannot run this setup:\n  - no GPU is visible" in done.stderr
+
+
+def test_a_bad_variable_is_a_reason_among_the_others(monkeypatch):
+    """SGLang logs what the entry point raised and goes on: the refusal itself names the variable."""
+    from sgl_lowlatency import config
+    from sgl_lowlatency.specs.nvidia.qwen3 import SPEC
+
+    monkeypatch.setenv("SGL_LOWLATENCY_SELF_CHECK", "yes")
+    config.get.cache_clear()
+    try:
+        assert SPEC.config_disable_reasons(None, None) == ["SGL_LOWLATENCY_SELF_CHECK='yes' is not 0 or 1"]
+    finally:
+        config.get.cache_clear()

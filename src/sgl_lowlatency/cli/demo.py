@@ -84,7 +84,7 @@ def _compare(directory: Path, scratch: Path, args: argparse.Namespace, say: _Rep
     from sgl_lowlatency.cli.tiny_model import make_tiny_qwen3
 
     model = directory / "model"
-    say.line("making a tiny Qwen3 with real-scale random weights")
+    say.line("making a tiny Qwen3 with real-scale random weights: it runs like a real model, and its words are noise")
     make_tiny_qwen3(model)
     setup = server_setup.server_setup(model)
     setup.environment["TMPDIR"] = str(scratch)  # SGLang leaves sockets and port files there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ COMMANDS = {
     "plan": "print or draw the static plan of a model",
     "version": "print the versions and the compiled backends",
 }
+
+READER_GONE = 141  # as a shell reports a process ended by SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.words = words + after
     if stray := (words if separated else []) if takes_command else args.words:
         command_parser.error(f"unrecognized arguments: {' '.join(stray)}")
-    return module.run(args)
+    try:
+        code = module.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output, a pager or head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left for the interpreter to flush into it
+        return READER_GONE
+    return code
 
 
 if __name__ == "__main__":

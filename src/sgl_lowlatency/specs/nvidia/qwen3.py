@@ -52,7 +52,10 @@ TOLERANCES = {
 def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
     from sglang.srt.kernel_plugins.nvidia.binding import device_isa
 
-    emulate = config.get().emulate
+    try:
+        emulate = config.get().emulate
+    except ValueError as error:
+        return [str(error)]
     return config_disable_reasons(cfg, hf_config, emulate=emulate) + installation_reasons(device_isa(), emulate=emulate)
 
 
