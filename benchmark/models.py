@@ -18,7 +18,7 @@ MARKER = "random_weights.json"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The fields of a Qwen3 dense model that decide its bytes."""
+    """The fields of a dense model that decide its bytes."""
 
     num_layers: int
     hidden: int
@@ -29,13 +29,14 @@ class Shape:
     tied_head: bool
     vocab: int = 151936
     max_position: int = 40960
+    has_qk_norm: bool = True  # false: a Llama shape, for kernel benchmarks; the served ones load Qwen3 models
 
     @property
     def layer_weight_elements(self) -> int:
         """Elements of one layer's matrices and norms."""
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
         matrices = self.hidden * (2 * q + 2 * kv) + 3 * self.hidden * self.intermediate
-        return matrices + 2 * self.hidden + 2 * self.head_dim
+        return matrices + 2 * self.hidden + (2 * self.head_dim if self.has_qk_norm else 0)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -51,6 +52,8 @@ SHAPES = {
     "qwen3-8b": Shape(36, 4096, 32, 8, 128, 12288, False),
     "qwen3-14b": Shape(40, 5120, 40, 8, 128, 17408, False),
     "qwen3-32b": Shape(64, 5120, 64, 8, 128, 25600, False),
+    "llama-3.2-1b": Shape(16, 2048, 32, 8, 64, 8192, True, vocab=128256, has_qk_norm=False),
+    "llama-3.1-8b": Shape(32, 4096, 32, 8, 128, 14336, False, vocab=128256, has_qk_norm=False),
 }
 
 
@@ -58,7 +61,7 @@ def hf_config(shape: Shape, architecture: str = "Qwen3ForCausalLM") -> dict:
     """`config.json` of a model of this shape, bf16."""
     return {
         "architectures": [architecture],
-        "model_type": "llama" if architecture == "LlamaForCausalLM" else "qwen3",
+        "model_type": "mistral" if architecture == "MistralForCausalLM" else "qwen3",
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": 1,

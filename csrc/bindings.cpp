@@ -147,8 +147,8 @@ void bind_abi(py::module_& m) {
   SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out);
   SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
-  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 8>,
-        "Device table of LayerWeights from 8 pointers a layer, in the struct's order");
+  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 10>,
+        "Device table of LayerWeights from 10 pointers a layer, in the struct's order");
   m.def("pack_kv_layers", &pack_table<abi::KvLayer, uint64_t, 2>, "Device table of KvLayer from (k, v) pointers");
   m.def("pack_tile_ranges", &pack_table<abi::TileRange, int32_t, 2>, "Device table of TileRange from (begin, count) pairs");
 }

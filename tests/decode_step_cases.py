@@ -8,7 +8,7 @@ from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights, Em
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
-from sgl_lowlatency.reference import qwen3_decode, standard_path
+from sgl_lowlatency.reference import dense_decode, standard_path
 from sgl_lowlatency.reference.gate import GateReport, compare
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
 
@@ -96,7 +96,7 @@ def gate(
     arms = [
         ours,
         [standard_path.decode_step(geometry, weights, step) for step in steps],
-        [qwen3_decode.decode_step(geometry, weights, step, torch.float64) for step in steps],
+        [dense_decode.decode_step(geometry, weights, step, torch.float64) for step in steps],
     ]
     return compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
 

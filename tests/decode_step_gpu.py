@@ -6,6 +6,7 @@ import gc
 
 import torch
 from decode_step_cases import Runner
+from tiny_geometries import FAMILIES
 
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.presets import GEOMETRIES
@@ -21,6 +22,8 @@ CUT = {
     "qwen3-8b": _cut("qwen3-8b", 2),
     "qwen3-14b": _cut("qwen3-14b", 2),  # 5 query heads a kv head: two attention items share a kv head
     "qwen3-32b": _cut("qwen3-32b", 2),  # 8 query heads a kv head
+    "llama-3.2-1b": _cut("llama-3.2-1b", 3),  # heads of 64, no q and k norm
+    "qwen2.5-7b": _cut("qwen2.5-7b", 2),  # 7 query heads a kv head, a bias, no q and k norm
 }
 
 
@@ -29,7 +32,7 @@ def weights_of(name: str, seed: int):
     """Weights on the GPU, of one geometry at a time: two layers of 32B and their float64 copies are large."""
     gc.collect()
     torch.cuda.empty_cache()
-    return random_weights(CUT[name], seed, "cuda")
+    return random_weights(CUT[name], seed, "cuda", **FAMILIES[name.split("-")[0].split(".")[0]])
 
 
 def gpu_runner(name: str, seed: int, rows: tuple[int, ...], **options) -> Runner:

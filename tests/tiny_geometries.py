@@ -17,6 +17,10 @@ TINY = {
 }
 
 
+# What a model family has beside its geometry, as random_weights takes it.
+FAMILIES = {"qwen3": {}, "llama": {"has_qk_norm": False}, "qwen2": {"has_qk_norm": False, "has_qkv_bias": True}}
+
+
 def deep(num_layers: int) -> Geometry:
     """As many layers as it takes for the generations of the hand-over buffers to go round, as small as they come."""
     return _tiny(num_layers, 128, 2, 1, 64, 128)

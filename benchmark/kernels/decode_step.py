@@ -31,6 +31,7 @@ from sgl_lowlatency.plan.static_plan import make_plan
 
 def geometry_of(shape: models.Shape) -> Geometry:
     fields = dataclasses.asdict(shape)
+    del fields["has_qk_norm"]
     return Geometry(**fields, rms_eps=1e-6)
 
 
@@ -61,6 +62,8 @@ def make_weights(shape: models.Shape, device, seed: int = 0) -> DecodeStepWeight
             "mlp.down_proj",
         )
         norm, q_norm, k_norm, out_proj, post, down = (get(f"{at}{n}.weight") for n in single)
+        if not shape.has_qk_norm:
+            q_norm = k_norm = None
         layers.append(LayerTensors(norm, fused[0], q_norm, k_norm, out_proj, post, fused[1], down))
     cos, sin = rope_table(shape.max_position, shape.head_dim, config["rope_theta"], device)
     return DecodeStepWeights(

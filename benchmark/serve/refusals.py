@@ -83,7 +83,7 @@ def cases(device: str) -> list[Case]:
             [r"SGLANG_PLUGINS='other' does not list the 'nvidia_megakernel' plugin"],
             {"SGLANG_PLUGINS": "other"},
         ),
-        Case("wrong model", base, [r"no megakernel spec is registered for \['LlamaForCausalLM'\]"], model="llama"),
+        Case("wrong model", base, [r"no megakernel spec is registered for \['MistralForCausalLM'\]"], model="mistral"),
     ]
     if not cpu:
         hidden = {"CUDA_VISIBLE_DEVICES": ""}
@@ -156,7 +156,7 @@ def main() -> int:
     deadline.watchdog(args.deadline, lambda: print(table(results)))
     work = args.work / "refusals"
     models.write_model(work / "models" / "qwen3", models.named_shape(args.model))
-    models.write_model(work / "models" / "llama", models.named_shape(args.model), architecture="LlamaForCausalLM")
+    models.write_model(work / "models" / "mistral", models.named_shape(args.model), architecture="MistralForCausalLM")
     chosen = [c for c in cases(args.device) if not args.only or c.name in args.only.split(",")]
     try:
         with ThreadPoolExecutor(args.parallel) as pool:

@@ -11,7 +11,9 @@ logger = logging.getLogger(__name__)
 
 # HF architecture -> the "module:attribute" of its spec, imported by SGLang once the flag asks for it.
 NVIDIA_SPECS = {
-    "Qwen3ForCausalLM": "sgl_lowlatency.specs.nvidia.qwen3:SPEC",
+    "LlamaForCausalLM": "sgl_lowlatency.specs.nvidia.dense:LLAMA_SPEC",
+    "Qwen2ForCausalLM": "sgl_lowlatency.specs.nvidia.dense:QWEN2_SPEC",
+    "Qwen3ForCausalLM": "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC",
 }
 
 

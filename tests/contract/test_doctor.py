@@ -59,7 +59,7 @@ def test_reasons_that_sglang_gives_one_at_a_time_come_together(doctor, model_dir
     assert report["reasons"] == [
         "SGLANG_PLUGINS='another' does not list the 'nvidia_megakernel' plugin",
         "--enable-amd-monokernel is also set; use one of the two",
-        "sgl_lowlatency.specs.nvidia.qwen3:SPEC supports ['sm_100', 'sm_103', 'sm_90'], not sm_89",
+        "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC supports ['sm_100', 'sm_103', 'sm_90'], not sm_89",
         "config.head_dim 96 is not one of 64, 128",
     ]
 

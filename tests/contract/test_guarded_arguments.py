@@ -8,7 +8,7 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
 from sgl_lowlatency.guard import config as guard
-from sgl_lowlatency.specs.nvidia.qwen3 import SPEC
+from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC as SPEC
 
 DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
 

@@ -8,7 +8,7 @@ import torch
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-from sgl_lowlatency.specs.nvidia.qwen3 import PAGE_SIZES
+from sgl_lowlatency.specs.nvidia.dense import PAGE_SIZES
 
 HEADS, HEAD_DIM, SLOTS, LAYERS = 2, 64, 256, 2
 

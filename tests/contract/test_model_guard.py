@@ -12,14 +12,17 @@ import pytest
 SCRIPT = """
 import json, socket, sys
 import torch
-from transformers import Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 import sglang.srt.layers.rotary_embedding.base as rope
 rope._is_cpu = True  # no vllm import on a CPU machine
 from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
+from sglang.srt.models.llama import LlamaForCausalLM
+from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
-from sgl_lowlatency.guard.model import qwen3_disable_reasons
+from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3
+from sgl_lowlatency.guard.model import model_disable_reasons
 
 publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler", ranks=SpawnRanks(world_rank=0))
 with socket.socket() as probe:
@@ -30,12 +33,19 @@ init_distributed_environment(
 )
 initialize_model_parallel()
 found = {}
+MODELS = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
+    "llama": (LlamaConfig, LlamaForCausalLM, LLAMA),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, QWEN2),
+}
 for name, (dtype, fields) in json.load(sys.stdin).items():
+    config_class, model_class, family = MODELS[fields.pop("family", "qwen3")]
+    judged_as = MODELS[fields.pop("judged_as", None) or next(k for k, v in MODELS.items() if v[2] is family)][2]
     sizes = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
                  intermediate_size=192, vocab_size=1000, max_position_embeddings=512, tie_word_embeddings=True)
-    config = Qwen3Config(**{**sizes, **fields})
+    config = config_class(**{**sizes, **fields})
     torch.set_default_dtype(getattr(torch, dtype))
-    found[name] = qwen3_disable_reasons(Qwen3ForCausalLM(config), config)
+    found[name] = model_disable_reasons(model_class(config), config, judged_as)
 print(json.dumps(found))
 """
 
@@ -43,6 +53,12 @@ CASES = {
     "bf16": ("bfloat16", {}),
     "untied": ("bfloat16", {"tie_word_embeddings": False}),
     "yarn": ("bfloat16", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}),
+    "llama": ("bfloat16", {"family": "llama"}),
+    "llama3": ("bfloat16", {"family": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                            "high_freq_factor": 4.0, "original_max_position_embeddings": 128}}),
+    "qwen2": ("bfloat16", {"family": "qwen2"}),
+    "llama with a bias": ("bfloat16", {"family": "llama", "attention_bias": True}),
+    "llama taken for qwen2": ("bfloat16", {"family": "llama", "judged_as": "qwen2"}),
     "fp16": ("float16", {}),
     "bias": ("bfloat16", {"attention_bias": True}),
     "head_dim": ("bfloat16", {"head_dim": 32}),
@@ -56,7 +72,7 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["bf16", "untied", "yarn"])
+@pytest.mark.parametrize("name", ["bf16", "untied", "yarn", "llama", "llama3", "qwen2"])
 def test_served_models_have_no_reason(found, name):
     assert found[name] == []
 
@@ -74,3 +90,12 @@ def test_bias(found):
 
 def test_geometry(found):
     assert found["head_dim"] == ["config.head_dim 32 is not one of 64, 128"]
+
+
+def test_a_bias_that_a_family_does_not_have(found):
+    assert "layer 0: qkv_proj has a bias (and 1 more layers)" in found["llama with a bias"]
+
+
+def test_another_familys_class(found):
+    (reason,) = found["llama taken for qwen2"]
+    assert reason == "the loaded model is sglang.srt.models.llama.LlamaForCausalLM, not sglang.srt.models.qwen2.Qwen2ForCausalLM"

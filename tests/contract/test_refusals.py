@@ -91,7 +91,7 @@ MODELS = {
         {"num_attention_heads": 34, "num_key_value_heads": 1},
         "config.num_attention_heads 34 over config.num_key_value_heads 1 is more than 16 query heads a KV head",
     ),
-    "bias": ({"attention_bias": True}, "config.attention_bias is true: the kernel adds no bias"),
+    "bias": ({"attention_bias": True}, "config.attention_bias is true: the kernel adds no bias but that of Qwen2's q, k and v"),
     "window": (
         {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 36},
         "config.use_sliding_window: the kernel attends to the whole context in every layer",
@@ -134,12 +134,13 @@ def test_no_gpu(refusals, model_dir):
 
 def test_wrong_gpu(refusals, model_dir):
     (line,) = refusals(["--model-path", model_dir()], isa="sm_89")
-    assert line == "sgl_lowlatency.specs.nvidia.qwen3:SPEC supports ['sm_100', 'sm_103', 'sm_90'], not sm_89"
+    assert line == "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC supports ['sm_100', 'sm_103', 'sm_90'], not sm_89"
 
 
 def test_wrong_model(refusals, model_dir):
-    (line,) = refusals(["--model-path", model_dir(architectures=["LlamaForCausalLM"], model_type="llama")])
-    assert line == "no megakernel spec is registered for ['LlamaForCausalLM'] (registered: ['Qwen3ForCausalLM'])"
+    (line,) = refusals(["--model-path", model_dir(architectures=["MistralForCausalLM"], model_type="mistral")])
+    known = "['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM']"
+    assert line == f"no megakernel spec is registered for ['MistralForCausalLM'] (registered: {known})"
 
 
 def test_plugin_not_listed(refusals, model_dir, monkeypatch):
@@ -190,7 +191,7 @@ def test_the_server_process_ends_with_the_refusal(model_dir):
 def test_a_bad_variable_is_a_reason_among_the_others(monkeypatch):
     """SGLang logs what the entry point raised and goes on: the refusal itself names the variable."""
     from sgl_lowlatency import config
-    from sgl_lowlatency.specs.nvidia.qwen3 import SPEC
+    from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC as SPEC
 
     monkeypatch.setenv("SGL_LOWLATENCY_SELF_CHECK", "yes")
     config.get.cache_clear()

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from decode_step_cases import CONTEXTS, MIXED, ROWS, Runner, gate, same_bits
-from tiny_geometries import TINY
+from tiny_geometries import FAMILIES, TINY
 
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 from sgl_lowlatency.reference.plan_interpreter import PlanInterpreter
@@ -16,10 +16,10 @@ SMALL_PANEL_BYTES = 20 * 1024  # several K panels from a few rows on
 FRESH = time.time_ns() % 2**31  # inputs no earlier run has seen; failures print it
 
 
-def check(name, lengths, seed, page_size=1, grid=GRID, panel_budget_bytes=64 * 1024):
+def check(name, lengths, seed, page_size=1, grid=GRID, panel_budget_bytes=64 * 1024, family="qwen3"):
     """The gate on one step, or, so that few elements do not decide by luck, on four steps of few rows together."""
     geometry = TINY[name]
-    weights = random_weights(geometry, seed)
+    weights = random_weights(geometry, seed, **FAMILIES[family])
     runner = Runner(geometry, weights, (len(lengths),), grid, panel_budget_bytes=panel_budget_bytes)
     steps = [random_step(geometry, lengths, seed + i, page_size=page_size) for i in range(4 if len(lengths) <= 3 else 1)]
     report = gate(geometry, weights, steps, [runner.run(step) for step in steps])
@@ -39,6 +39,13 @@ def test_gate(name, rows, context):
 @pytest.mark.parametrize("name", TINY)
 def test_mixed_lengths(name, lengths):
     check(name, lengths, FRESH)
+
+
+@pytest.mark.parametrize("lengths", MIXED, ids=len)
+@pytest.mark.parametrize("name", ["group2", "group5", "group8"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_families_without_qk_norm(family, name, lengths):
+    check(name, lengths, FRESH, family=family)
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64])

@@ -16,7 +16,7 @@ from serving_pair import CHUNK, Servers  # noqa: E402
 from sgl_lowlatency.cli import server_setup  # noqa: E402
 from sgl_lowlatency.cli.greedy_oracle import GreedyOracle  # noqa: E402
 from sgl_lowlatency.cli.server_process import ServerProcess  # noqa: E402
-from sgl_lowlatency.cli.tiny_model import make_tiny_qwen3  # noqa: E402
+from sgl_lowlatency.cli.tiny_model import make_tiny_model  # noqa: E402
 
 START_TIMEOUT_S = 300.0
 EXTRA = ("--chunked-prefill-size", str(CHUNK))
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("tiny-qwen3")
-    make_tiny_qwen3(directory)
+    make_tiny_model(directory)
     return directory
 
 

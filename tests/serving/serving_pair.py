@@ -12,7 +12,7 @@ from generate import Generated, generate
 from sgl_lowlatency.cli import openai_client
 from sgl_lowlatency.cli.greedy_oracle import GreedyOracle
 from sgl_lowlatency.cli.server_process import ServerProcess
-from sgl_lowlatency.cli.tiny_model import TinyQwen3
+from sgl_lowlatency.cli.tiny_model import TinyModel
 from sgl_lowlatency.runtime.coverage import METRICS_INTERVAL_S
 
 CHUNK = 128  # tokens of one prefill chunk
@@ -31,7 +31,7 @@ class Servers:
 
     def prompt(self, length: int) -> list[int]:
         """`length` random token ids, other ones at every call: no prefix is cached by accident."""
-        return [self._random.randrange(3, TinyQwen3.vocab_size) for _ in range(length)]
+        return [self._random.randrange(3, TinyModel.vocab_size) for _ in range(length)]
 
     def require_right(self, *answers: Generated) -> None:
         """Every token is the standard path's, or one that float64 cannot tell from it: closer than rounding moves logits."""

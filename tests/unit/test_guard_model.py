@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sgl_lowlatency.guard.model import qwen3_disable_reasons  # noqa: E402
+from sgl_lowlatency.guard.family import QWEN3
+from sgl_lowlatency.guard.model import model_disable_reasons  # noqa: E402
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB, LAYERS = 128, 4, 2, 64, 192, 320, 3
 
@@ -104,11 +105,11 @@ def model():
 
 
 def test_the_expected_model_has_no_reason(model):
-    assert qwen3_disable_reasons(model, HF_CONFIG) == []
+    assert model_disable_reasons(model, HF_CONFIG, QWEN3) == []
 
 
 def test_another_class_is_named():
-    (reason,) = qwen3_disable_reasons(Decoder(), HF_CONFIG)
+    (reason,) = model_disable_reasons(Decoder(), HF_CONFIG, QWEN3)
     assert reason.endswith("Decoder, not sglang.srt.models.qwen3.Qwen3ForCausalLM")
 
 
@@ -191,34 +192,34 @@ DEFECTS = {
 @pytest.mark.parametrize("plant", DEFECTS, ids=lambda plant: plant.__name__)
 def test_one_defect_in_layer_1_is_one_reason(model, plant):
     plant(model.model.layers[1])
-    assert qwen3_disable_reasons(model, HF_CONFIG) == [DEFECTS[plant]]
+    assert model_disable_reasons(model, HF_CONFIG, QWEN3) == [DEFECTS[plant]]
 
 
 def test_the_same_defect_of_all_layers_is_one_reason(model):
     for layer in model.model.layers:
         set_bias(layer)
-    assert qwen3_disable_reasons(model, HF_CONFIG) == ["layer 0: qkv_proj has a bias (and 2 more layers)"]
+    assert model_disable_reasons(model, HF_CONFIG, QWEN3) == ["layer 0: qkv_proj has a bias (and 2 more layers)"]
 
 
 def test_defects_add_up(model):
     set_bias(model.model.layers[0])
     set_window(model.model.layers[2])
     model.model.embed_tokens.weight = model.model.embed_tokens.weight.half()
-    assert len(qwen3_disable_reasons(model, HF_CONFIG)) == 3
+    assert len(model_disable_reasons(model, HF_CONFIG, QWEN3)) == 3
 
 
 def test_two_cos_sin_tables(model):
     model.model.layers[2].self_attn.rotary_emb = RotaryEmbedding()
-    (reason,) = qwen3_disable_reasons(model, HF_CONFIG)
+    (reason,) = model_disable_reasons(model, HF_CONFIG, QWEN3)
     assert reason == "the layers have 2 rotary embeddings; the kernel reads one cos/sin table"
 
 
 def test_a_forward_hook_inside_the_decoder(model):
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
-    (reason,) = qwen3_disable_reasons(model, HF_CONFIG)
+    (reason,) = model_disable_reasons(model, HF_CONFIG, QWEN3)
     assert reason.startswith("forward hooks are registered on 1 modules (layers.1.mlp, ...)")
 
 
 def test_missing_layers(model):
     del model.model.layers[2]
-    assert qwen3_disable_reasons(model, HF_CONFIG) == ["2 layers are loaded, config.num_hidden_layers is 3"]
+    assert model_disable_reasons(model, HF_CONFIG, QWEN3) == ["2 layers are loaded, config.num_hidden_layers is 3"]

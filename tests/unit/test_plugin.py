@@ -38,21 +38,25 @@ def emulated(monkeypatch):
 
 def test_nvidia_registers_paths(registered, emulated):
     plugin.register_nvidia()
-    assert registered == [("Qwen3ForCausalLM", "sgl_lowlatency.specs.nvidia.qwen3:SPEC")]
+    assert registered == [
+        ("LlamaForCausalLM", "sgl_lowlatency.specs.nvidia.dense:LLAMA_SPEC"),
+        ("Qwen2ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN2_SPEC"),
+        ("Qwen3ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC"),
+    ]
     assert emulated == []
 
 
 def test_emulation_is_installed_on_request_only(registered, emulated, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "1")
     plugin.register_nvidia()
-    assert len(registered) == 1 and emulated == [1]
+    assert len(registered) == 3 and emulated == [1]
 
 
 def test_a_bad_variable_raises_and_leaves_the_specs_to_name_it(registered, emulated, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "maybe")
     with pytest.raises(ValueError, match="SGL_LOWLATENCY_EMULATE='maybe' is not 0 or 1"):
         plugin.register_nvidia()
-    assert len(registered) == 1 and emulated == []
+    assert len(registered) == 3 and emulated == []
 
 
 def test_amd_registers_nothing(registered):

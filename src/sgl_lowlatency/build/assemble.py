@@ -23,10 +23,10 @@ from sgl_lowlatency.runtime.nvidia_step import NvidiaStep
 logger = logging.getLogger(__name__)
 
 
-def build_qwen3(
+def build_dense(
     model: torch.nn.Module, hf_config: Any, ctx: BuildContext, *, tolerances: Mapping[str, float]
 ) -> NvidiaStep:
-    """Builds the decode step of a loaded Qwen3ForCausalLM; the `build` of its MegakernelSpec, which names the tolerances.
+    """Builds the decode step of a loaded dense model; the `build` of its MegakernelSpec, which names the tolerances.
 
     Runs after the weights' post-processing and before KV sizing: all device memory the step keeps is allocated here, the
     weights are views of the model's. Raises ValueError when a weight or a plan does not fit.

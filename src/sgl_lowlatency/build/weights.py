@@ -9,7 +9,7 @@ from sgl_lowlatency.kernels.geometry import Geometry
 
 
 def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWeights:
-    """Views of a loaded Qwen3ForCausalLM's parameters, in the layouts DecodeStep reads.
+    """Views of a loaded model's parameters, in the layouts DecodeStep reads. guard/model.py has checked its family's.
 
     The rope table is layer 0's: SGLang's layers share one (guard/model.py refuses a model whose layers do not).
     """
@@ -18,8 +18,9 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWei
         LayerTensors(
             input_norm=layer.input_layernorm.weight.detach(),
             qkv=layer.self_attn.qkv_proj.weight.detach(),
-            q_norm=layer.self_attn.q_norm.weight.detach(),
-            k_norm=layer.self_attn.k_norm.weight.detach(),
+            qkv_bias=optional(layer.self_attn.qkv_proj, "bias"),
+            q_norm=optional(getattr(layer.self_attn, "q_norm", None), "weight"),
+            k_norm=optional(getattr(layer.self_attn, "k_norm", None), "weight"),
             out_proj=layer.self_attn.o_proj.weight.detach(),
             post_norm=layer.post_attention_layernorm.weight.detach(),
             gate_up=layer.mlp.gate_up_proj.weight.detach(),
@@ -34,6 +35,12 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWei
         cos_sin=rope_table(model),
         layers=layers,
     )
+
+
+def optional(module: torch.nn.Module | None, name: str) -> torch.Tensor | None:
+    """A view of the module's parameter, None without the one or the other."""
+    parameter = getattr(module, name, None)
+    return None if parameter is None else parameter.detach()
 
 
 def rope_table(model: torch.nn.Module) -> torch.Tensor:

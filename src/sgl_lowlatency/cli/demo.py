@@ -81,11 +81,11 @@ def _port_reason(port: int) -> str | None:
 
 def _compare(directory: Path, scratch: Path, args: argparse.Namespace, say: _Reporter, start_s: float) -> int:
     from sgl_lowlatency.cli.greedy_oracle import GreedyOracle
-    from sgl_lowlatency.cli.tiny_model import make_tiny_qwen3
+    from sgl_lowlatency.cli.tiny_model import make_tiny_model
 
     model = directory / "model"
     say.line("making a tiny Qwen3 with real-scale random weights: it runs like a real model, and its words are noise")
-    make_tiny_qwen3(model)
+    make_tiny_model(model)
     setup = server_setup.server_setup(model)
     setup.environment["TMPDIR"] = str(scratch)  # SGLang leaves sockets and port files there
     say.line(f"SGLang runs on {setup.where}")

@@ -17,7 +17,7 @@ import torch
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference import qwen3_decode, standard_path
+from sgl_lowlatency.reference import dense_decode, standard_path
 from sgl_lowlatency.reference.inputs import cos_sin_table
 from sgl_lowlatency.reference.step import StepInputs
 
@@ -77,7 +77,7 @@ class GreedyOracle:
             if dtype == torch.bfloat16:
                 outputs = standard_path.decode_step(g, self._weights, inputs, self._lm_head)
             else:
-                outputs = qwen3_decode.decode_step(g, self._weights, inputs, dtype, self._lm_head)
+                outputs = dense_decode.decode_step(g, self._weights, inputs, dtype, self._lm_head)
             for layer in range(g.num_layers):
                 k[layer][position], v[layer][position] = outputs.k_rows[layer][0], outputs.v_rows[layer][0]
             rows.append(outputs.logits[0])
@@ -102,14 +102,17 @@ def _load(model: Path) -> tuple[Geometry, DecodeStepWeights, torch.Tensor]:
     geometry = Geometry.from_hf_config(config)
     tensors = load_file(model / "model.safetensors")
 
+    has_bias = "model.layers.0.self_attn.q_proj.bias" in tensors
+
     def layer(index: int) -> LayerTensors:
         at = f"model.layers.{index}."
         attention, mlp = at + "self_attn.", at + "mlp."
         return LayerTensors(
             input_norm=tensors[at + "input_layernorm.weight"],
             qkv=torch.cat([tensors[f"{attention}{name}_proj.weight"] for name in "qkv"]),
-            q_norm=tensors[attention + "q_norm.weight"],
-            k_norm=tensors[attention + "k_norm.weight"],
+            qkv_bias=torch.cat([tensors[f"{attention}{name}_proj.bias"] for name in "qkv"]) if has_bias else None,
+            q_norm=tensors.get(attention + "q_norm.weight"),
+            k_norm=tensors.get(attention + "k_norm.weight"),
             out_proj=tensors[attention + "o_proj.weight"],
             post_norm=tensors[at + "post_attention_layernorm.weight"],
             gate_up=torch.cat([tensors[mlp + "gate_proj.weight"], tensors[mlp + "up_proj.weight"]]),

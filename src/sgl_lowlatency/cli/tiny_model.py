@@ -1,4 +1,4 @@
-"""A tiny Qwen3 checkpoint made on the spot: real-scale random weights, a byte-level tokenizer, nothing downloaded.
+"""A tiny checkpoint of a dense family made on the spot: real-scale random weights, a byte-level tokenizer, nothing downloaded.
 
 Weights are drawn so that every part of a step matters to its logits: projections keep unit variance, norm weights differ
 from 1 and from each other, and attention scores spread over several units. (`--load-format dummy` draws weights so small
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from sgl_lowlatency.guard.family import QWEN3, Family
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -31,7 +33,7 @@ place well such here take why things help put years different away again off wen
 
 
 @dataclass(frozen=True)
-class TinyQwen3:
+class TinyModel:
     """Sizes of the checkpoint; the field names are those of the Hugging Face config."""
 
     hidden_size: int = 256
@@ -47,15 +49,15 @@ class TinyQwen3:
     rope_theta: float = 1_000_000.0
 
 
-def make_tiny_qwen3(directory: Path, sizes: TinyQwen3 = TinyQwen3(), seed: int = 0) -> None:
+def make_tiny_model(directory: Path, sizes: TinyModel = TinyModel(), seed: int = 0, family: Family = QWEN3) -> None:
     """Writes config.json, model.safetensors (bf16) and the tokenizer files into `directory`, which is created."""
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(directory, sizes)
     config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        "architectures": [family.architecture],
+        "model_type": family.architecture.removesuffix("ForCausalLM").lower(),
         "attention_bias": False,
         "attention_dropout": 0.0,
         "hidden_act": "silu",
@@ -68,10 +70,10 @@ def make_tiny_qwen3(directory: Path, sizes: TinyQwen3 = TinyQwen3(), seed: int =
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "do_sample": False}))
-    save_file(dict(_tensors(sizes, seed)), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(_tensors(sizes, seed, family)), directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _tensors(sizes: TinyQwen3, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(sizes: TinyModel, seed: int, family: Family) -> Iterator[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
@@ -89,8 +91,12 @@ def _tensors(sizes: TinyQwen3, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
         yield at + "self_attn.q_proj.weight", matrix(q_rows, hidden)
         yield at + "self_attn.k_proj.weight", matrix(kv_rows, hidden)
         yield at + "self_attn.v_proj.weight", matrix(kv_rows, hidden, gain=2.0)
-        yield at + "self_attn.q_norm.weight", norm(sizes.head_dim, 1.5)
-        yield at + "self_attn.k_norm.weight", norm(sizes.head_dim, 1.5)
+        if family.has_qk_norm:
+            yield at + "self_attn.q_norm.weight", norm(sizes.head_dim, 1.5)
+            yield at + "self_attn.k_norm.weight", norm(sizes.head_dim, 1.5)
+        if family.has_qkv_bias:
+            for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+                yield at + f"self_attn.{name}_proj.bias", (0.5 * torch.randn(rows, generator=generator)).to(torch.bfloat16)
         yield at + "self_attn.o_proj.weight", matrix(hidden, q_rows)
         yield at + "post_attention_layernorm.weight", norm(hidden, 1.0)
         yield at + "mlp.gate_proj.weight", matrix(inner, hidden)
@@ -101,7 +107,7 @@ def _tensors(sizes: TinyQwen3, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
         yield "lm_head.weight", matrix(sizes.vocab_size, hidden, gain=3.0)
 
 
-def _write_tokenizer(directory: Path, sizes: TinyQwen3) -> None:
+def _write_tokenizer(directory: Path, sizes: TinyModel) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

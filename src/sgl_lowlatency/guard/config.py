@@ -45,8 +45,9 @@ def _rope_reasons(hf_config: Any) -> list[str]:
 
 def _attention_reasons(hf_config: Any) -> list[str]:
     reasons = []
-    if getattr(hf_config, "attention_bias", False):
-        reasons.append("config.attention_bias is true: the kernel adds no bias")
+    for name in ("attention_bias", "mlp_bias"):
+        if getattr(hf_config, name, False):
+            reasons.append(f"config.{name} is true: the kernel adds no bias but that of Qwen2's q, k and v")
     layer_types = sorted(set(getattr(hf_config, "layer_types", None) or ()) - {"full_attention"})
     if getattr(hf_config, "use_sliding_window", False) or layer_types:
         what = f"layer_types {', '.join(layer_types)}" if layer_types else "use_sliding_window"

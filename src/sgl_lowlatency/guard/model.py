@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sgl_lowlatency.guard.config import geometry_reasons
+from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.kernels.geometry import Geometry
 
-QWEN3_CLASS = "sglang.srt.models.qwen3.Qwen3ForCausalLM"
 # Classes whose rotation is the plain neox one over a cos/sin table; guard.config.ROPE_TYPES names their rope types.
 ROPE_CLASSES = (
     "RotaryEmbedding",
@@ -40,9 +40,12 @@ def _tensor_reasons(name: str, tensor: Any, shape: tuple[int, ...], *, min_rows:
         yield f"{name} is not aligned to {ALIGNMENT_BYTES} bytes"
 
 
-def _linear_reasons(name: str, linear: Any, shape: tuple[int, int]) -> Iterator[str]:
+def _linear_reasons(name: str, linear: Any, shape: tuple[int, int], *, has_bias: bool = False) -> Iterator[str]:
     yield from _tensor_reasons(f"{name}.weight", getattr(linear, "weight", None), shape)
-    if getattr(linear, "bias", None) is not None:
+    bias = getattr(linear, "bias", None)
+    if has_bias:
+        yield from _tensor_reasons(f"{name}.bias", bias, shape[:1])
+    elif bias is not None:
         yield f"{name} has a bias"
     method = type(getattr(linear, "quant_method", None)).__name__
     if method != "UnquantizedLinearMethod":
@@ -83,13 +86,21 @@ def _attention_reasons(attention: Any, geometry: Geometry) -> Iterator[str]:
         yield "attention scales its K or V"
 
 
-def _layer_reasons(layer: Any, geometry: Geometry) -> Iterator[str]:
+def _head_norm_reasons(attention: Any, geometry: Geometry, family: Family) -> Iterator[str]:
+    for name in ("q_norm", "k_norm"):
+        norm = getattr(attention, name, None)
+        if family.has_qk_norm:
+            yield from _norm_reasons(name, norm, geometry.head_dim, geometry.rms_eps)
+        elif norm is not None:
+            yield f"{name} is a norm that {family.name} models do not have"
+
+
+def _layer_reasons(layer: Any, geometry: Geometry, family: Family) -> Iterator[str]:
     g, attention, mlp = geometry, layer.self_attn, layer.mlp
     qkv_rows = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
     yield from _norm_reasons("input_layernorm", layer.input_layernorm, g.hidden, g.rms_eps)
-    yield from _linear_reasons("qkv_proj", attention.qkv_proj, (qkv_rows, g.hidden))
-    yield from _norm_reasons("q_norm", attention.q_norm, g.head_dim, g.rms_eps)
-    yield from _norm_reasons("k_norm", attention.k_norm, g.head_dim, g.rms_eps)
+    yield from _linear_reasons("qkv_proj", attention.qkv_proj, (qkv_rows, g.hidden), has_bias=family.has_qkv_bias)
+    yield from _head_norm_reasons(attention, g, family)
     yield from _rope_reasons(attention.rotary_emb, g.head_dim)
     yield from _attention_reasons(attention.attn, g)
     yield from _linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim))
@@ -98,11 +109,11 @@ def _layer_reasons(layer: Any, geometry: Geometry) -> Iterator[str]:
     yield from _linear_reasons("down_proj", mlp.down_proj, (g.hidden, g.intermediate))
 
 
-def _all_layers_reasons(layers: list[Any], geometry: Geometry) -> list[str]:
+def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family) -> list[str]:
     """The layers' reasons, the same one named once with the layers it holds for."""
     where: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
-        for reason in _layer_reasons(layer, geometry):
+        for reason in _layer_reasons(layer, geometry, family):
             where.setdefault(reason, []).append(index)
     reasons = [
         f"layer {at[0]}: {reason}" + (f" (and {len(at) - 1} more layers)" if len(at) > 1 else "")
@@ -123,21 +134,21 @@ def _hook_reasons(decoder: Any) -> list[str]:
     return [f"forward hooks are registered on {len(hooked)} modules ({hooked[0]}, ...): the kernel does not run them"]
 
 
-def qwen3_disable_reasons(model: Any, hf_config: Any) -> list[str]:
-    """Every reason the loaded model is not the Qwen3 dense model that decode_step computes; [] when it is.
+def model_disable_reasons(model: Any, hf_config: Any, family: Family) -> list[str]:
+    """Every reason the loaded model is not one of `family` as decode_step computes it; [] when it is.
 
-    model: SGLang's Qwen3ForCausalLM after process_weights_after_loading. hf_config: its HF config.
+    model: SGLang's model after process_weights_after_loading. hf_config: its HF config.
     """
     name = f"{type(model).__module__}.{type(model).__qualname__}"
-    if name != QWEN3_CLASS:
-        return [f"the loaded model is {name}, not {QWEN3_CLASS}"]
+    if name != family.model_class:
+        return [f"the loaded model is {name}, not {family.model_class}"]
     if reasons := geometry_reasons(hf_config):
         return reasons
     geometry, decoder = Geometry.from_hf_config(hf_config), model.model
     layers, table = list(decoder.layers), (geometry.vocab, geometry.hidden)
     checks: tuple[Callable[[], Any], ...] = (
         lambda: _tensor_reasons("embed_tokens.weight", decoder.embed_tokens.weight, table, min_rows=True),
-        lambda: _all_layers_reasons(layers, geometry),
+        lambda: _all_layers_reasons(layers, geometry, family),
         lambda: _norm_reasons("norm", decoder.norm, geometry.hidden, geometry.rms_eps),
         lambda: _hook_reasons(decoder),
     )

@@ -76,7 +76,7 @@ class DecodeStep:
         self._first_plan = next(iter(plans.values()))
         self.workspace = torch.full((self._first_plan.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # abi::kUnwritten
         self._sync = torch.zeros(_C.abi.kSyncStateBytes, dtype=torch.uint8, device=device)
-        layer_rows = [[getattr(t, f.name).data_ptr() for f in dataclasses.fields(LayerTensors)] for t in weights.layers]
+        layer_rows = [layer.pointers() for layer in weights.layers]
         self._layer_table = self._device_table(_C.pack_layer_weights(layer_rows))
         self._kv_table = self._kv_owners = self._req_to_token = None
         self._tile_tables = {rows: self._tile_table(plan) for rows, plan in plans.items()}

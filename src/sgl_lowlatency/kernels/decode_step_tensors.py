@@ -13,19 +13,25 @@ from sgl_lowlatency.kernels.geometry import Geometry
 class LayerTensors:
     """One decoder layer in SGLang's own tensors, bf16, contiguous.
 
-    input_norm, post_norm [hidden]; qkv [(num_q_heads + 2 num_kv_heads) head_dim, hidden], rows q | k | v; q_norm, k_norm
-    [head_dim]; out_proj [hidden, num_q_heads head_dim]; gate_up [2 intermediate, hidden], rows gate | up;
-    down [hidden, intermediate]. The order is that of abi::LayerWeights.
+    input_norm, post_norm [hidden]; qkv [(num_q_heads + 2 num_kv_heads) head_dim, hidden], rows q | k | v; qkv_bias [its rows]
+    or None; q_norm, k_norm [head_dim] or None; out_proj [hidden, num_q_heads head_dim]; gate_up [2 intermediate, hidden], rows
+    gate | up; down [hidden, intermediate].
     """
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
-    q_norm: torch.Tensor
-    k_norm: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
     out_proj: torch.Tensor
     post_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+
+    def pointers(self) -> list[int]:
+        """Addresses in the order of abi::LayerWeights, 0 for what the model does not have."""
+        order = (self.input_norm, self.qkv, self.qkv_bias, self.q_norm, self.k_norm, self.out_proj, self.post_norm, self.gate_up, self.down)
+        return [0 if tensor is None else tensor.data_ptr() for tensor in order] + [0]  # the last is reserved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +42,9 @@ class DecodeStepWeights:
     final_norm: torch.Tensor
     cos_sin: torch.Tensor
     layers: list[LayerTensors]
+
+
+_OPTIONAL = ("qkv_bias", "q_norm", "k_norm")  # of a layer: not every family has them
 
 
 def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -67,6 +76,7 @@ def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torc
     shapes = {
         "input_norm": (g.hidden,),
         "qkv": (q_size + 2 * kv_size, g.hidden),
+        "qkv_bias": (q_size + 2 * kv_size,),
         "q_norm": (g.head_dim,),
         "k_norm": (g.head_dim,),
         "out_proj": (g.hidden, q_size),
@@ -76,4 +86,6 @@ def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torc
     }
     for index, layer in enumerate(weights.layers):
         for name, shape in shapes.items():
-            require_tensor(f"layers[{index}].{name}", getattr(layer, name), shape, bf16, device)
+            tensor = getattr(layer, name)
+            if tensor is not None or name not in _OPTIONAL:
+                require_tensor(f"layers[{index}].{name}", tensor, shape, bf16, device)

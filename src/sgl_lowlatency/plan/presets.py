@@ -1,4 +1,4 @@
-"""The dense Qwen3 geometries by name, for `sgl-lowlatency plan`, tests and benchmarks. Values of their HF configs."""
+"""Dense geometries by name, for `sgl-lowlatency plan`, tests and benchmarks. Values of their HF configs."""
 
 from sgl_lowlatency.kernels.geometry import Geometry
 
@@ -25,4 +25,7 @@ GEOMETRIES: dict[str, Geometry] = {
     "qwen3-8b": _qwen3(36, 4096, 32, 12288, False),
     "qwen3-14b": _qwen3(40, 5120, 40, 17408, False),
     "qwen3-32b": _qwen3(64, 5120, 64, 25600, False),
+    "llama-3.2-1b": Geometry(16, 2048, 32, 8, 64, 8192, 128256, 131072, 1e-5, True),
+    "llama-3.1-8b": Geometry(32, 4096, 32, 8, 128, 14336, 128256, 131072, 1e-5, False),
+    "qwen2.5-7b": Geometry(28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e-6, False),
 }

@@ -21,8 +21,13 @@ def cos_sin_table(max_position: int, head_dim: int, device: torch.device | str =
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
 
 
-def random_weights(geometry: Geometry, seed: int, device: torch.device | str = "cpu") -> DecodeStepWeights:
-    """bf16 weights whose products keep activations of order one: std 1/sqrt(K), norm weights spread around their mean."""
+def random_weights(
+    geometry: Geometry, seed: int, device: torch.device | str = "cpu", has_qk_norm: bool = True, has_qkv_bias: bool = False
+) -> DecodeStepWeights:
+    """bf16 weights whose products keep activations of order one: std 1/sqrt(K), norm weights spread around their mean.
+
+    has_qk_norm: as Qwen3 has it; without (Llama, Qwen2) the q and k projections give what the norms would. has_qkv_bias: Qwen2.
+    """
     g = geometry
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -37,8 +42,9 @@ def random_weights(geometry: Geometry, seed: int, device: torch.device | str = "
         LayerTensors(
             input_norm=normal(g.hidden, mean=1.0, std=0.2),
             qkv=matrix(q_size + 2 * g.num_kv_heads * g.head_dim, g.hidden),
-            q_norm=normal(g.head_dim, mean=QK_NORM_MEAN, std=0.2),
-            k_norm=normal(g.head_dim, mean=QK_NORM_MEAN, std=0.2),
+            q_norm=normal(g.head_dim, mean=QK_NORM_MEAN, std=0.2) if has_qk_norm else None,
+            k_norm=normal(g.head_dim, mean=QK_NORM_MEAN, std=0.2) if has_qk_norm else None,
+            qkv_bias=normal(q_size + 2 * g.num_kv_heads * g.head_dim, std=0.5) if has_qkv_bias else None,
             out_proj=matrix(g.hidden, q_size),
             post_norm=normal(g.hidden, mean=1.0, std=0.2),
             gate_up=matrix(2 * g.intermediate, g.hidden),

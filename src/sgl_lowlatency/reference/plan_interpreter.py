@@ -15,7 +15,7 @@ import torch
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference.qwen3_decode import rms_norm, rope
+from sgl_lowlatency.reference.dense_decode import head_norm, rms_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
 _DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
@@ -149,16 +149,17 @@ class PlanInterpreter:
                 self.hand_over("end", -1, tile, embedded[:, tile * abi.TILE_ROWS : (tile + 1) * abi.TILE_ROWS], norm_weight)
 
     def qkv(self, layer: int) -> None:
-        out, inverse_rms = self.buffer("qkv", layer), self.inverse_rms("end", layer - 1)
+        out, inverse_rms, bias = self.buffer("qkv", layer), self.inverse_rms("end", layer - 1), self.weights.layers[layer].qkv_bias
         for tile, sums in self.tiles("qkv", self.weights.layers[layer].qkv, self.buffer("end_scaled", layer - 1)):
-            out[:, tile * abi.TILE_ROWS : (tile + 1) * abi.TILE_ROWS] = sums * inverse_rms
+            columns = slice(tile * abi.TILE_ROWS, (tile + 1) * abi.TILE_ROWS)
+            out[:, columns] = sums * inverse_rms + (0.0 if bias is None else bias[columns].float())
 
     def attention(self, layer: int) -> None:
         g, tensors = self.geometry, self.weights.layers[layer]
         qkv = self.buffer("qkv", layer).view(self.plan.rows, -1, g.head_dim)
         q, k, v = qkv.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
-        q = rope(rms_norm(q, tensors.q_norm, g.rms_eps), self.cos_sin).bfloat16()
-        k = rope(rms_norm(k, tensors.k_norm, g.rms_eps), self.cos_sin).bfloat16()
+        q = rope(head_norm(q, tensors.q_norm, g.rms_eps), self.cos_sin).bfloat16()
+        k = rope(head_norm(k, tensors.k_norm, g.rms_eps), self.cos_sin).bfloat16()
         v = v.bfloat16()
         k_pool, v_pool = self.inputs.k_buffers[layer], self.inputs.v_buffers[layer]
         partial, max_sum = self.buffer("partial_out", layer), self.buffer("partial_max_sum", layer)

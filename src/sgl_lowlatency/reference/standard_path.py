@@ -12,7 +12,7 @@ import torch
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference.qwen3_decode import rms_norm, rope
+from sgl_lowlatency.reference.dense_decode import head_norm, rms_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
 
@@ -43,10 +43,10 @@ def decode_step(
     k_rows, v_rows = [], []
     for idx, layer in enumerate(weights.layers):
         normed, residual = add_rms_norm(x, residual, layer.input_norm, g.rms_eps)
-        y = (normed @ layer.qkv.T).view(inputs.rows, -1, g.head_dim)
+        y = torch.nn.functional.linear(normed, layer.qkv, layer.qkv_bias).view(inputs.rows, -1, g.head_dim)
         q, k, v = y.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
-        q = rope(rms_norm(q.float(), layer.q_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
-        k = rope(rms_norm(k.float(), layer.k_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
+        q = rope(head_norm(q.float(), layer.q_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
+        k = rope(head_norm(k.float(), layer.k_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
         k_rows.append(k)
         v_rows.append(v)
         attention = torch.zeros_like(q)

@@ -17,7 +17,7 @@ import torch
 
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
-from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, make_inputs, value_scale
+from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, like_keys, make_inputs, value_scale
 from sgl_lowlatency.runtime.sglang_state import KvState
 
 SEED = 20_241
@@ -99,13 +99,13 @@ class SelfCheck:
         return report
 
     def _fill(self, kv: KvState, inputs: CheckInputs, generator: torch.Generator) -> None:
-        """Writes a real-scale context: K as the k norm leaves it, V as the projection makes it."""
+        """Writes a real-scale context: K as the k norm or the projection leaves it, V as the projection makes it."""
         device = inputs.slots.device
         noise = torch.Generator(device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
         for layer, module in enumerate(self._layers):
             shape = (len(inputs.slots), *kv.k[layer].shape[1:])
             attention = module.self_attn
-            k = torch.randn(shape, generator=noise, device=device) * attention.k_norm.weight.float()
+            k = like_keys(torch.randn(shape, generator=noise, device=device), attention, module.input_layernorm.weight)
             v = torch.randn(shape, generator=noise, device=device) * inputs.loudness[:, None, None]
             v *= value_scale(attention.qkv_proj.weight, module.input_layernorm.weight, self._geometry)
             kv.k[layer][inputs.slots] = k.to(torch.bfloat16)

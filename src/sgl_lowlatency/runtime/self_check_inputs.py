@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -116,5 +117,21 @@ def value_scale(qkv: torch.Tensor, input_norm: torch.Tensor, geometry: Geometry)
 
     qkv: [(num_q_heads + 2 num_kv_heads) head_dim, hidden] bf16, input_norm: [hidden] bf16.
     """
-    v_rows = qkv[-geometry.num_kv_heads * geometry.head_dim :].float() * input_norm.float()
-    return math.sqrt(float(v_rows.square().sum(dim=1).mean()))
+    return _row_scale(qkv[-geometry.num_kv_heads * geometry.head_dim :], input_norm)
+
+
+def like_keys(noise: torch.Tensor, attention: Any, input_norm: torch.Tensor) -> torch.Tensor:
+    """noise [tokens, num_kv_heads, head_dim] of unit RMS, scaled and shifted as the layer's own K rows come out: by its k norm,
+    or without one by the projection and its bias. attention: SGLang's attention module of the layer."""
+    norm = getattr(attention, "k_norm", None)
+    if norm is not None:
+        return noise * norm.weight.float()
+    kv_size = noise[0].numel()
+    keys = slice(-2 * kv_size, -kv_size)  # rows are q | k | v
+    k = noise * _row_scale(attention.qkv_proj.weight[keys], input_norm)
+    bias = getattr(attention.qkv_proj, "bias", None)
+    return k if bias is None else k + bias[keys].float().view(noise.shape[1:])
+
+
+def _row_scale(rows: torch.Tensor, input_norm: torch.Tensor) -> float:
+    return math.sqrt(float((rows.float() * input_norm.float()).square().sum(dim=1).mean()))

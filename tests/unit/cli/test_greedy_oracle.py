@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sgl_lowlatency.cli.greedy_oracle import Choice, GreedyOracle
-from sgl_lowlatency.cli.tiny_model import make_tiny_qwen3
+from sgl_lowlatency.cli.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
-    make_tiny_qwen3(directory)
+    make_tiny_model(directory)
     return GreedyOracle(directory)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sgl_lowlatency.cli.greedy_oracle import GreedyOracle
-from sgl_lowlatency.cli.tiny_model import TinyQwen3, make_tiny_qwen3
+from sgl_lowlatency.cli.tiny_model import TinyModel, make_tiny_model
 from sgl_lowlatency.kernels.geometry import Geometry
 
 transformers = pytest.importorskip("transformers")
@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model") / "tiny"
-    make_tiny_qwen3(directory)
+    make_tiny_model(directory)
     return directory
 
 
@@ -30,8 +30,8 @@ def test_the_kernel_can_run_it(directory):
 def test_the_same_seed_makes_the_same_weights(directory, tmp_path):
     from safetensors.torch import load_file
 
-    make_tiny_qwen3(tmp_path / "again")
-    make_tiny_qwen3(tmp_path / "other", seed=1)
+    make_tiny_model(tmp_path / "again")
+    make_tiny_model(tmp_path / "other", seed=1)
     first, again, other = (load_file(d / "model.safetensors") for d in (directory, tmp_path / "again", tmp_path / "other"))
     assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
@@ -40,7 +40,7 @@ def test_the_same_seed_makes_the_same_weights(directory, tmp_path):
 def test_a_tied_head_has_no_head_of_its_own(tmp_path):
     from safetensors.torch import load_file
 
-    make_tiny_qwen3(tmp_path, TinyQwen3(tie_word_embeddings=True))
+    make_tiny_model(tmp_path, TinyModel(tie_word_embeddings=True))
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"] is True
 
@@ -51,7 +51,7 @@ def test_the_tokenizer_keeps_text_and_renders_chats(directory):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     rendered = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
     assert rendered == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert len(tokenizer) <= TinyQwen3.vocab_size and tokenizer("<|im_end|>")["input_ids"] == [2]
+    assert len(tokenizer) <= TinyModel.vocab_size and tokenizer("<|im_end|>")["input_ids"] == [2]
 
 
 def test_the_oracle_is_transformers_forward(directory):

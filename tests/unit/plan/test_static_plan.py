@@ -16,7 +16,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 SMALL_GRID_REFUSED = {  # (geometry, grid, rows) whose accumulators across panels exceed one block's shared memory
     ("qwen3-1.7b", 1, 16), ("qwen3-4b", 1, 16), ("qwen3-8b", 1, 8), ("qwen3-8b", 1, 16), ("qwen3-14b", 1, 8),
     ("qwen3-14b", 1, 16), ("qwen3-14b", 8, 16), ("qwen3-32b", 1, 8), ("qwen3-32b", 1, 16),
-    ("qwen3-32b", 8, 16),
+    ("qwen3-32b", 8, 16), ("llama-3.2-1b", 1, 16), ("llama-3.1-8b", 1, 8), ("llama-3.1-8b", 1, 16), ("qwen2.5-7b", 1, 16),
 }
 
 

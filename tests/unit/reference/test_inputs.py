@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference import qwen3_decode
+from sgl_lowlatency.reference import dense_decode
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
 GEOMETRY = Geometry(3, 256, 4, 2, 64, 384, 512, 8192, 1e-6, False)
@@ -68,7 +68,7 @@ def test_activations_are_of_order_one_and_attention_is_not_uniform():
     """What dummy weights of 1e-3 lack: a step whose parts all matter."""
     weights = random_weights(GEOMETRY, 10)
     step = random_step(GEOMETRY, LENGTHS, 10)
-    outputs = qwen3_decode.decode_step(GEOMETRY, weights, step)
+    outputs = dense_decode.decode_step(GEOMETRY, weights, step)
     for tensor in (outputs.hidden, outputs.v_rows, outputs.k_rows):
         assert 0.3 < float(tensor.pow(2).mean().sqrt()) < 4.0
     row = LENGTHS.index(300)

@@ -8,7 +8,7 @@ import torch
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import make_plan
-from sgl_lowlatency.reference import qwen3_decode, standard_path
+from sgl_lowlatency.reference import dense_decode, standard_path
 from sgl_lowlatency.reference.gate import compare
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 from sgl_lowlatency.reference.plan_interpreter import PlanInterpreter, attention_items, merge_order
@@ -28,7 +28,7 @@ def run(plan, **options):
 def test_a_step_passes_the_gate():
     _, ours = run(PLAN)
     assert min(op.num_panels for op in PLAN.ops if op.k_extent > abi.STAGE_K) > 1
-    report = compare(ours, standard_path.decode_step(GEOMETRY, WEIGHTS, INPUTS), qwen3_decode.decode_step(GEOMETRY, WEIGHTS, INPUTS))
+    report = compare(ours, standard_path.decode_step(GEOMETRY, WEIGHTS, INPUTS), dense_decode.decode_step(GEOMETRY, WEIGHTS, INPUTS))
     assert report.passed, str(report)
 
 
@@ -55,7 +55,7 @@ def test_the_embedding_is_handed_over_as_layer_minus_one():
 def test_stop_after_the_first_op_is_the_qkv_product():
     interpreter, _ = run(PLAN, stop_after=(0, "qkv"))
     layer = WEIGHTS.layers[0]
-    x = qwen3_decode.rms_norm(WEIGHTS.embedding[INPUTS.input_ids].double(), layer.input_norm, GEOMETRY.rms_eps)
+    x = dense_decode.rms_norm(WEIGHTS.embedding[INPUTS.input_ids].double(), layer.input_norm, GEOMETRY.rms_eps)
     expected = x @ layer.qkv.double().T
     assert float((interpreter.buffer("qkv", 0).double() - expected).norm() / expected.norm()) < 5e-3
 
@@ -68,7 +68,7 @@ def test_partials_of_the_longest_row_are_its_splits_in_merge_order():
     assert len(splits) > 1
     qkv = interpreter.buffer("qkv", 0)[row].double().view(-1, GEOMETRY.head_dim)
     cos_sin = WEIGHTS.cos_sin[INPUTS.positions[row]][None]
-    q = qwen3_decode.rope(qwen3_decode.rms_norm(qkv[None, head : head + 1], WEIGHTS.layers[0].q_norm, GEOMETRY.rms_eps), cos_sin)[0, 0]
+    q = dense_decode.rope(dense_decode.rms_norm(qkv[None, head : head + 1], WEIGHTS.layers[0].q_norm, GEOMETRY.rms_eps), cos_sin)[0, 0]
     for item in splits[:-1]:  # old tokens only
         slots = INPUTS.old_slots(row)[item.begin : item.end]
         scores = INPUTS.k_buffers[0][slots, item.kv_head].double() @ q / GEOMETRY.head_dim**0.5
@@ -105,7 +105,7 @@ def test_a_tile_that_nobody_owns_shows(name):
 
 def misses_the_gate(plan, geometry=GEOMETRY, weights=WEIGHTS, inputs=INPUTS):
     ours = PlanInterpreter(plan, weights, inputs.clone()).run()
-    return not compare(ours, standard_path.decode_step(geometry, weights, inputs), qwen3_decode.decode_step(geometry, weights, inputs)).passed
+    return not compare(ours, standard_path.decode_step(geometry, weights, inputs), dense_decode.decode_step(geometry, weights, inputs)).passed
 
 
 @pytest.mark.parametrize(("name", "onto"), [("activation", "mid_x"), ("mid_scaled", "mid_x"), ("attention_out", "mid_x"), ("end_squares", "end_scaled")])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference import qwen3_decode, standard_path
+from sgl_lowlatency.reference import dense_decode, standard_path
 from sgl_lowlatency.reference.gate import compare
 from sgl_lowlatency.reference.inputs import cos_sin_table, random_step, random_weights
 
@@ -48,18 +48,18 @@ def test_rope_is_sglang_bit_for_bit(sglang_norm, monkeypatch):
     q, k = random_bf16(4, 4 * 64, seed=5), random_bf16(4, 2 * 64, seed=6)
     expected_q, expected_k = rotary.forward_native(positions, q.clone().float(), k.clone().float())
     for x, expected in ((q, expected_q), (k, expected_k)):
-        ours = qwen3_decode.rope(x.view(4, -1, 64).float(), rotary.cos_sin_cache[positions].float())
+        ours = dense_decode.rope(x.view(4, -1, 64).float(), rotary.cos_sin_cache[positions].float())
         assert torch.equal(ours.flatten(1).bfloat16(), expected.bfloat16())
 
 
 def test_its_error_is_that_of_a_bf16_forward():
     """Against the oracle it is about as far off as Hugging Face's bf16 forward, which rounds more: cos and sin, for one."""
     pytest.importorskip("transformers")
-    import transformers_qwen3
+    import transformers_models
 
-    geometry, weights, model = transformers_qwen3.make_model((8, 2, 64, 512, 768, False), torch.bfloat16)
-    inputs, other = transformers_qwen3.decode_step(geometry, model, [1, 2, 17, 65, 90, 33], seed=8)
-    oracle = qwen3_decode.decode_step(geometry, weights, inputs, torch.float64)
+    geometry, weights, model = transformers_models.make_model((8, 2, 64, 512, 768, False), torch.bfloat16)
+    inputs, other = transformers_models.decode_step(geometry, model, [1, 2, 17, 65, 90, 33], seed=8)
+    oracle = dense_decode.decode_step(geometry, weights, inputs, torch.float64)
     report = compare(other, standard_path.decode_step(geometry, weights, inputs), oracle)
     for figure in report.figures:
         most = 1.5 if figure.output == "v_rows[0]" else 6.0  # no rope on the way to layer 0's v

@@ -26,7 +26,7 @@ GEOMETRY = Geometry(
 GRID = 2
 SHARED_MEMORY_BYTES = 227 * 1024
 # of the spec; tests of the check's verdict must see it judge by what servers are judged by
-from sgl_lowlatency.specs.nvidia.qwen3 import TOLERANCES  # noqa: E402
+from sgl_lowlatency.specs.nvidia.dense import TOLERANCES  # noqa: E402
 
 
 def _holder(weight: torch.Tensor) -> torch.nn.Module:

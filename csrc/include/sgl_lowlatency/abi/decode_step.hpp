@@ -59,13 +59,16 @@ enum EdgeIdx : int32_t {
 struct LayerWeights {
   const bf16* input_norm;  // [hidden]
   const bf16* qkv;         // [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden], rows q | k | v
-  const bf16* q_norm;      // [head_dim]
-  const bf16* k_norm;      // [head_dim]
+  const bf16* qkv_bias;    // [(num_q_heads + 2 * num_kv_heads) * head_dim], or null: no bias
+  const bf16* q_norm;      // [head_dim], or null: q is not normalised
+  const bf16* k_norm;      // [head_dim], or null: k is not normalised
   const bf16* out_proj;    // [hidden, num_q_heads * head_dim]
   const bf16* post_norm;   // [hidden]
   const bf16* gate_up;     // [2 * intermediate, hidden], rows gate | up
   const bf16* down;        // [hidden, intermediate]
+  const bf16* reserved;    // null
 };
+static_assert(sizeof(LayerWeights) % 16 == 0, "entries are copied in units of 16 bytes");
 
 // One layer's KV pool: [slots, num_kv_heads, head_dim] bf16, slot stride in Geometry::kv_slot_stride.
 struct KvLayer {

@@ -77,7 +77,7 @@ struct TilePair {
 // Loads under way while the tile is computed; handed over as they came.
 struct Early {
   uint32_t word;
-  uint32_t norm_weight;
+  uint32_t weights;  // two bf16, of the norm that follows or of the bias
 };
 
 // One operation's tiles of this block. Ops is the caller's table of what differs between the four operations:

@@ -12,8 +12,8 @@ SGL_DEVICE bf16* item_vector(const Shared& s, int32_t idx) {
   return s.vectors() + idx * kHeadDim;
 }
 
-// out = rope(x / rms(x) * norm_weight), neox style over the whole head (element d is paired with d + head_dim / 2); with no
-// norm_weight out = x. x: kHeadDim words of the qkv hand-over, fp32, from word `first_word`. cos_sin: the position's row, cos half |
+// out = rope(x / rms(x) * norm_weight), neox style over the whole head (element d is paired with d + head_dim / 2); without
+// norm_weight nothing is normalised, without cos_sin nothing is rotated. x: kHeadDim words of the qkv hand-over, fp32, from word `first_word`. cos_sin: the position's row, cos half |
 // sin half. skip_norm: a planted bug. Entry: all lanes of a warp; lane l holds elements l * head_dim/32 and following.
 template <int32_t kHeadDim>
 SGL_DEVICE void prepare_vector(const DecodeStepParams& p, const sync::Awaited& qkv, int64_t first_word, const bf16* norm_weight,
@@ -22,10 +22,10 @@ SGL_DEVICE void prepare_vector(const DecodeStepParams& p, const sync::Awaited& q
   const int32_t first = lane * kPerLane;
   bf16 weight[kPerLane] = {};
   float cos[kPerLane] = {}, sin[kPerLane] = {};
-  if (norm_weight != nullptr) {
 SGL_UNROLL
-    for (int32_t j = 0; j < kPerLane; ++j) {  // constants first: the wait hides them
-      weight[j] = dialect::load_constant(norm_weight + first + j);
+  for (int32_t j = 0; j < kPerLane; ++j) {  // constants first: the wait hides them
+    if (norm_weight != nullptr) weight[j] = dialect::load_constant(norm_weight + first + j);
+    if (cos_sin != nullptr) {
       cos[j] = dialect::load_constant(cos_sin + (first + j) % kHalf);
       sin[j] = dialect::load_constant(cos_sin + kHalf + (first + j) % kHalf);
     }
@@ -46,6 +46,8 @@ SGL_UNROLL
     for (int32_t j = 0; j < kPerLane; ++j) {
       if (!skip_norm) x[j] *= inverse_rms * dialect::to_float(weight[j]);
     }
+  }
+  if (cos_sin != nullptr) {
 SGL_UNROLL
     for (int32_t j = 0; j < kPerLane; ++j) {
       const float partner = dialect::shuffle_xor(x[j], 16);
@@ -69,7 +71,7 @@ SGL_DEVICE void prepare_item(const DecodeStepParams& p, const Shared& s, int32_t
     int32_t position = s.rows()->position[item.row];
     if (dialect::planted(dialect::Planted::kWrongRope) && is_q) position = position > 0 ? position - 1 : 1;
     prepare_vector<kHeadDim>(p, qkv, row_begin + head * kHeadDim, is_q ? q_norm : is_k ? k_norm : nullptr,
-                             p.cos_sin + static_cast<int64_t>(position) * kHeadDim,
+                             is_q || is_k ? p.cos_sin + static_cast<int64_t>(position) * kHeadDim : nullptr,
                              is_q && dialect::planted(dialect::Planted::kSkippedNorm), lane,
                              item_vector<kHeadDim>(s, is_q ? idx : abi::kMaxHeadsPerItem + (is_k ? 0 : 1)));
   }

@@ -39,8 +39,8 @@ SGL_DEVICE void prefetch_norms(const DecodeStepParams& p, const Shared& s, int32
   const int32_t lines = p.geometry.hidden / kLineElements, head_lines = p.geometry.head_dim / kLineElements;
   if (first < lines) dialect::prefetch_l2(w.input_norm + first * kLineElements);
   if (first < lines) dialect::prefetch_l2(w.post_norm + first * kLineElements);
-  if (first < head_lines) dialect::prefetch_l2(w.q_norm + first * kLineElements);
-  if (first < head_lines) dialect::prefetch_l2(w.k_norm + first * kLineElements);
+  if (first < head_lines && w.q_norm != nullptr) dialect::prefetch_l2(w.q_norm + first * kLineElements);
+  if (first < head_lines && w.k_norm != nullptr) dialect::prefetch_l2(w.k_norm + first * kLineElements);
 }
 
 // Entry: all consumer threads, after begin_upkeep and a consumer barrier. Ends with a consumer barrier.

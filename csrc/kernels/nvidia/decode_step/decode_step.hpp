@@ -1,7 +1,7 @@
-// decode_step: one decode step of a Qwen3 dense model, embedding to final norm, in one persistent launch. DESIGN.md has the reasons.
+// decode_step: one decode step of a Llama-like dense model, embedding to final norm, in one persistent launch. DESIGN.md has the reasons.
 //
 //   x = embedding[input_ids]
-//   per layer: x += out_proj(attention(rope(qk_norm(qkv(rms_norm(x))))));  x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
+//   per layer: x += out_proj(attention(rope(qk_norm(qkv(rms_norm(x)) + bias))));  x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
 //   hidden_out = rms_norm(x) * final_norm
 //
 // Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16, both in
@@ -42,10 +42,14 @@ struct DecodeStep {
 
     template <int32_t kOp>
     SGL_DEVICE void load(int32_t k0, int32_t k1) const { load_operand<kOp>(step.p, step.s, layer, k0, k1); }
-    // The stream's word that a tile adds to, and the norm weights that will scale the result.
+    // The stream's word that a tile adds to, and the norm weights that will scale the result; of qkv, the bias (none: zeros).
     template <int32_t kOp>
     SGL_DEVICE Early before(int32_t tile, int32_t m, int32_t n) const {
-      if (kOp == abi::kOpQkv || kOp == abi::kOpGateUp) return {};
+      if (kOp == abi::kOpGateUp) return {};
+      if (kOp == abi::kOpQkv) {
+        const bf16* const bias = layer_tables(step.s, layer).weights.qkv_bias;
+        return {0, bias == nullptr ? 0u : dialect::load_constant(reinterpret_cast<const uint32_t*>(bias + tile * abi::kTileRows + m))};
+      }
       uint32_t word[1];
       dialect::load_words(word, stream_words(step.p, step.s, input_stream<kOp>(step.p, layer), step.p.stream.x).buffer + stream_word(tile, m, n));
       // Of the norm behind the last layer, nobody reads the scaled stream.
@@ -69,7 +73,8 @@ struct DecodeStep {
         if (!is_finisher) return;
         const int32_t columns = (p.geometry.num_q_heads + 2 * p.geometry.num_kv_heads) * kHeadDim;
         const float inverse_rms = s.rows()->inverse_rms[row];
-        uint32_t words[2] = {dialect::float_to_bits(pair.y[0] * inverse_rms), dialect::float_to_bits(pair.y[1] * inverse_rms)};
+        uint32_t words[2] = {dialect::float_to_bits(pair.y[0] * inverse_rms + low_float(early.weights)),
+                             dialect::float_to_bits(pair.y[1] * inverse_rms + high_float(early.weights))};
         sync::publish(handover_buffer(p, s, layer, p.at.qkv) + row * columns + pair.tile * abi::kTileRows + pair.m, words);
       } else if (kOp == abi::kOpGateUp) {
         if (!is_finisher) return;
@@ -91,7 +96,7 @@ SGL_UNROLL
         const uint32_t x = pack_bf16(low_float(word[0]) + pair.y[0], high_float(word[0]) + pair.y[1]);
         if (dialect::planted(dialect::Planted::kWithheldSignal) && kOp == abi::kOpOutProj && layer == 0 && pair.tile == 0) return;
         publish_stream(p, s, kOp == abi::kOpOutProj ? mid_stream(p, layer) : end_stream(p, layer), pair.tile, pair.m, pair.n, is_finisher, x,
-                       early.norm_weight);
+                       early.weights);
       }
     }
     template <int32_t kOp>

@@ -1,14 +1,15 @@
-"""The oracle equals Hugging Face's Qwen3ForCausalLM in float32: hidden, logits and K/V rows of a decode step."""
+"""The oracle equals Hugging Face's models in float32: hidden, logits and K/V rows of a decode step."""
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
-import transformers_qwen3  # noqa: E402
+import transformers_models  # noqa: E402
+from tiny_geometries import FAMILIES  # noqa: E402
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors  # noqa: E402
 from sgl_lowlatency.kernels.geometry import Geometry  # noqa: E402
-from sgl_lowlatency.reference import qwen3_decode  # noqa: E402
+from sgl_lowlatency.reference import dense_decode  # noqa: E402
 from sgl_lowlatency.reference.inputs import random_step, random_weights  # noqa: E402
 
 # (q heads, kv heads, head_dim, hidden, intermediate, tied): hidden is not q heads x head_dim, as in Qwen3-0.6B and 32B
@@ -16,15 +17,17 @@ SHAPES = [(4, 2, 64, 192, 320, False), (8, 1, 128, 128, 192, True), (5, 5, 64, 3
 
 
 def float32(weights: DecodeStepWeights) -> DecodeStepWeights:
-    layers = [LayerTensors(**{name: tensor.float() for name, tensor in vars(layer).items()}) for layer in weights.layers]
+    wide = [{name: tensor if tensor is None else tensor.float() for name, tensor in vars(layer).items()} for layer in weights.layers]
+    layers = [LayerTensors(**tensors) for tensors in wide]
     return DecodeStepWeights(weights.embedding.float(), weights.final_norm.float(), weights.cos_sin, layers)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_float32_oracle_is_transformers(shape):
-    geometry, weights, model = transformers_qwen3.make_model(shape, torch.float32)
-    inputs, expected = transformers_qwen3.decode_step(geometry, model, [1, 2, 17, 65], seed=7)
-    ours = qwen3_decode.decode_step(geometry, float32(weights), inputs, torch.float32, model.lm_head.weight.detach())
+def test_float32_oracle_is_transformers(shape, family):
+    geometry, weights, model = transformers_models.make_model(shape, torch.float32, family)
+    inputs, expected = transformers_models.decode_step(geometry, model, [1, 2, 17, 65], seed=7)
+    ours = dense_decode.decode_step(geometry, float32(weights), inputs, torch.float32, model.lm_head.weight.detach())
     for name in ("hidden", "k_rows", "v_rows", "logits"):
         actual, wanted = getattr(ours, name), getattr(expected, name)
         assert actual.shape == wanted.shape
@@ -35,7 +38,7 @@ def test_float64_and_float32_oracle_agree():
     geometry = Geometry(3, 256, 4, 2, 64, 384, 512, 8192, 1e-6, False)
     weights = random_weights(geometry, 3)
     inputs = random_step(geometry, [1, 65, 1000], 3)
-    high, low = (qwen3_decode.decode_step(geometry, weights, inputs, dtype) for dtype in (torch.float64, torch.float32))
+    high, low = (dense_decode.decode_step(geometry, weights, inputs, dtype) for dtype in (torch.float64, torch.float32))
     for name in ("hidden", "k_rows", "v_rows"):
         a, b = getattr(high, name), getattr(low, name)
         assert a.dtype == torch.float64 and b.dtype == torch.float32
@@ -46,6 +49,6 @@ def test_the_pool_is_only_read():
     geometry = Geometry(1, 128, 2, 2, 64, 128, 512, 8192, 1e-6, False)
     inputs = random_step(geometry, [5, 9], 4)
     before = inputs.clone()
-    qwen3_decode.decode_step(geometry, random_weights(geometry, 4), inputs)
+    dense_decode.decode_step(geometry, random_weights(geometry, 4), inputs)
     for kind in ("k_buffers", "v_buffers"):
         assert torch.equal(getattr(inputs, kind)[0].view(torch.int16), getattr(before, kind)[0].view(torch.int16))

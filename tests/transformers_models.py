@@ -1,9 +1,10 @@
-"""Hugging Face's Qwen3ForCausalLM with our random weights, and one decode step of it as our oracles take it."""
+"""Hugging Face's dense models with our random weights, and one decode step of one as our oracles take it."""
 
 from __future__ import annotations
 
 import torch
 import transformers
+from tiny_geometries import FAMILIES
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
@@ -13,17 +14,25 @@ from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 VOCAB = 97
 
 
-def make_model(shape, dtype: torch.dtype) -> tuple[Geometry, DecodeStepWeights, torch.nn.Module]:
+MODELS = {
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+}
+
+
+def make_model(shape, dtype: torch.dtype, family: str = "qwen3") -> tuple[Geometry, DecodeStepWeights, torch.nn.Module]:
     """shape: (q heads, kv heads, head_dim, hidden, intermediate, tied head). The model computes in `dtype`."""
     q_heads, kv_heads, head_dim, hidden, intermediate, tied = shape
-    config = transformers.Qwen3Config(
+    config_class, model_class = MODELS[family]
+    config = config_class(
         vocab_size=VOCAB, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=3, num_attention_heads=q_heads,
         num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=128, rms_norm_eps=1e-6,
         tie_word_embeddings=tied, rope_theta=1_000_000.0, attn_implementation="eager",
     )
     geometry = Geometry.from_hf_config(config)
-    weights = random_weights(geometry, seed=sum(shape))
-    model = transformers.Qwen3ForCausalLM(config).to(dtype).eval()
+    weights = random_weights(geometry, seed=sum(shape), **FAMILIES[family])
+    model = model_class(config).to(dtype).eval()
     sizes = [q_heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
     with torch.no_grad():
         model.model.embed_tokens.weight.copy_(weights.embedding)
@@ -37,11 +46,16 @@ def make_model(shape, dtype: torch.dtype) -> tuple[Geometry, DecodeStepWeights, 
             gate, up = ours.gate_up.chunk(2)
             for module, tensor in (
                 (layer.input_layernorm, ours.input_norm), (layer.post_attention_layernorm, ours.post_norm),
-                (attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v), (attention.q_norm, ours.q_norm),
-                (attention.k_norm, ours.k_norm), (attention.o_proj, ours.out_proj), (mlp.gate_proj, gate), (mlp.up_proj, up),
-                (mlp.down_proj, ours.down),
+                (attention.q_proj, q), (attention.k_proj, k), (attention.v_proj, v), (attention.o_proj, ours.out_proj),
+                (mlp.gate_proj, gate), (mlp.up_proj, up), (mlp.down_proj, ours.down),
             ):
                 module.weight.copy_(tensor)
+            if ours.q_norm is not None:
+                attention.q_norm.weight.copy_(ours.q_norm)
+                attention.k_norm.weight.copy_(ours.k_norm)
+            if ours.qkv_bias is not None:
+                for module, bias in zip((attention.q_proj, attention.k_proj, attention.v_proj), ours.qkv_bias.split(sizes)):
+                    module.bias.copy_(bias)
     return geometry, weights, model
 
 

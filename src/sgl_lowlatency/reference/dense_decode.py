@@ -1,7 +1,7 @@
-"""The oracle: one decode step of a Qwen3 dense model in float64 (or float32), without any rounding of its own.
+"""The oracle: one decode step of a dense Llama-like model in float64 (or float32), without any rounding of its own.
 
     x = embedding[input_ids]
-    per layer: x += out_proj(attention(rope(qk_norm(qkv(norm(x))))));  x += down(silu(gate(norm(x))) * up(norm(x)))
+    per layer: x += out_proj(attention(rope(qk_norm(qkv(norm(x)) + bias))));  x += down(silu(gate(norm(x))) * up(norm(x)))
     hidden = norm(x)
 """
 
@@ -17,6 +17,11 @@ from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) * weight over the last dimension, in x's dtype."""
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """rms_norm of every head; x as it is where the model has no such norm."""
+    return x if weight is None else rms_norm(x, weight, eps)
 
 
 def rope(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
@@ -50,9 +55,11 @@ def decode_step(
     k_rows, v_rows = [], []
     for idx, layer in enumerate(weights.layers):
         y = rms_norm(x, layer.input_norm, g.rms_eps) @ layer.qkv.to(dtype).T
+        if layer.qkv_bias is not None:
+            y = y + layer.qkv_bias.to(dtype)
         q, k, v = y.view(inputs.rows, -1, g.head_dim).split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
-        q = rope(rms_norm(q, layer.q_norm, g.rms_eps), cos_sin)
-        k = rope(rms_norm(k, layer.k_norm, g.rms_eps), cos_sin)
+        q = rope(head_norm(q, layer.q_norm, g.rms_eps), cos_sin)
+        k = rope(head_norm(k, layer.k_norm, g.rms_eps), cos_sin)
         k_rows.append(k)
         v_rows.append(v)
         attention = torch.zeros_like(q)

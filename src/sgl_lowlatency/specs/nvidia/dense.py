@@ -1,4 +1,4 @@
-"""The spec of the Qwen3 dense family on NVIDIA: every geometry, TP1, bf16, decode steps of 1 to 16 rows.
+"""The specs of the dense families on NVIDIA: every geometry, TP1, bf16, decode steps of 1 to 16 rows.
 
 What it accepts and why (read from sglang 0.5.23):
 - attention_backend: the kernel reads req_to_token and the K and V arrays of MHATokenToKVPool itself. Every backend below
@@ -13,6 +13,7 @@ What it accepts and why (read from sglang 0.5.23):
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from sglang.kernels.plugin_kernels.nvidia.spec import (
@@ -28,9 +29,9 @@ from sglang.kernels.plugin_kernels.nvidia.spec import (
 from sgl_lowlatency import config
 from sgl_lowlatency.guard.config import config_disable_reasons
 from sgl_lowlatency.guard.device import installation_reasons
-from sgl_lowlatency.guard.model import qwen3_disable_reasons
+from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
+from sgl_lowlatency.guard.model import model_disable_reasons
 
-NAME = "sgl_lowlatency decode_step (Qwen3 dense)"
 MAX_ROWS = 16
 ATTENTION_BACKENDS = frozenset({"fa3", "fa4", "flashinfer", "triton", "trtllm_mha", "torch_native"})
 PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
@@ -60,31 +61,35 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
 
 
 def _build(model: Any, hf_config: Any, context: BuildContext) -> BuiltMegakernel:
-    from sgl_lowlatency.build.assemble import build_qwen3
+    from sgl_lowlatency.build.assemble import build_dense
 
-    return build_qwen3(model, hf_config, context, tolerances=TOLERANCES)
+    return build_dense(model, hf_config, context, tolerances=TOLERANCES)
 
 
-SPEC = MegakernelSpec(
-    name=NAME,
-    requires=Requirements(
-        isas=frozenset({"sm_90", "sm_100", "sm_103"}),
-        tp_sizes=frozenset({1}),
-        dtypes=frozenset({"bfloat16"}),
-        decode_graph_backends=frozenset({"full", "disabled"}),
-        server_args={
-            "attention_backend": ATTENTION_BACKENDS,
-            "page_size": PAGE_SIZES,
-            "kv_cache_dtype": frozenset({"auto", "bf16", "bfloat16"}),
-        },
-        # HND interleaves the pool's heads and pages; post-capture sizing leaves the pool unbacked during the self-check.
-        env={"SGLANG_USE_HND_KVCACHE": False, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": False},
-    ),
-    features=frozenset(),
-    numerics=Numerics(NumericsKind.TOLERANCE, TOLERANCES),
-    max_rows=MAX_ROWS,
-    build=_build,
-    api_version=MEGAKERNEL_API_VERSION,
-    model_disable_reasons=qwen3_disable_reasons,
-    config_disable_reasons=_config_disable_reasons,
-)
+def _spec(family: Family) -> MegakernelSpec:
+    return MegakernelSpec(
+        name=f"sgl_lowlatency decode_step ({family.name})",
+        requires=Requirements(
+            isas=frozenset({"sm_90", "sm_100", "sm_103"}),
+            tp_sizes=frozenset({1}),
+            dtypes=frozenset({"bfloat16"}),
+            decode_graph_backends=frozenset({"full", "disabled"}),
+            server_args={
+                "attention_backend": ATTENTION_BACKENDS,
+                "page_size": PAGE_SIZES,
+                "kv_cache_dtype": frozenset({"auto", "bf16", "bfloat16"}),
+            },
+            # HND interleaves the pool's heads and pages; post-capture sizing leaves the pool unbacked during the self-check.
+            env={"SGLANG_USE_HND_KVCACHE": False, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": False},
+        ),
+        features=frozenset(),
+        numerics=Numerics(NumericsKind.TOLERANCE, TOLERANCES),
+        max_rows=MAX_ROWS,
+        build=_build,
+        api_version=MEGAKERNEL_API_VERSION,
+        model_disable_reasons=functools.partial(model_disable_reasons, family=family),
+        config_disable_reasons=_config_disable_reasons,
+    )
+
+
+QWEN3_SPEC, LLAMA_SPEC, QWEN2_SPEC = (_spec(family) for family in (QWEN3, LLAMA, QWEN2))
