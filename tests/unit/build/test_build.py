@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tiny_geometries import FAMILIES
+
 from sgl_lowlatency import config
 from sgl_lowlatency.build import device_limits, progress
 from sgl_lowlatency.build.weights import collect_weights
@@ -33,8 +35,9 @@ def sglang_model(weights, padded_vocab):
             input_layernorm=weight(layer.input_norm),
             post_attention_layernorm=weight(layer.post_norm),
             self_attn=SimpleNamespace(
-                qkv_proj=weight(layer.qkv), o_proj=weight(layer.out_proj), q_norm=weight(layer.q_norm),
-                k_norm=weight(layer.k_norm), rotary_emb=SimpleNamespace(cos_sin_cache=weights.cos_sin),
+                qkv_proj=SimpleNamespace(**vars(weight(layer.qkv)), bias=layer.qkv_bias), o_proj=weight(layer.out_proj),
+                rotary_emb=SimpleNamespace(cos_sin_cache=weights.cos_sin),
+                **{name: weight(norm) for name, norm in (("q_norm", layer.q_norm), ("k_norm", layer.k_norm)) if norm is not None},
             ),
             mlp=SimpleNamespace(gate_up_proj=weight(layer.gate_up), down_proj=weight(layer.down)),
         )
@@ -43,8 +46,9 @@ def sglang_model(weights, padded_vocab):
     return SimpleNamespace(model=SimpleNamespace(layers=layers, embed_tokens=weight(embedding), norm=weight(weights.final_norm)))
 
 
-def test_weights_are_views_of_sglangs_tensors_under_the_right_names():
-    weights = random_weights(GEOMETRY, seed=0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_views_of_sglangs_tensors_under_the_right_names(family):
+    weights = random_weights(GEOMETRY, seed=0, **FAMILIES[family])
     model = sglang_model(weights, padded_vocab=128)
     collected = collect_weights(model, GEOMETRY)
     assert collected.embedding.data_ptr() == model.model.embed_tokens.weight.data_ptr()
@@ -53,8 +57,12 @@ def test_weights_are_views_of_sglangs_tensors_under_the_right_names():
     assert collected.cos_sin is weights.cos_sin
     for ours, theirs in zip(collected.layers, weights.layers, strict=True):
         for name in LayerTensors.__dataclass_fields__:
-            assert getattr(ours, name).data_ptr() == getattr(theirs, name).data_ptr(), name
-            assert not getattr(ours, name).requires_grad
+            collected_tensor, tensor = getattr(ours, name), getattr(theirs, name)
+            if tensor is None:
+                assert collected_tensor is None, name
+                continue
+            assert collected_tensor.data_ptr() == tensor.data_ptr(), name
+            assert not collected_tensor.requires_grad
 
 
 def test_the_cpu_is_a_device_in_emulation_only(monkeypatch):
