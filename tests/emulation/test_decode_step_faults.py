@@ -45,6 +45,8 @@ def spoil_old_slot(inputs):
     ("change", "message"),
     [
         (set_to("input_ids", 1, 512), "row 1 has input id 512, outside 0..511 "),
+        (set_to("input_ids", 1, 2**32 + 5), "row 1 has input id 4294967301, outside 0..511 "),
+        (set_to("seq_lens", 1, 2**40), "row 1 has sequence length 1099511627776, outside 0..73 "),
         (set_to("input_ids", 2, -1), "row 2 has input id -1, outside 0..511 "),
         (set_to("positions", 0, 8192), "row 0 has position 8192, outside 0..8191 "),
         (set_to("positions", 0, -5), "row 0 has position -5, outside 0..8191 "),
@@ -54,7 +56,7 @@ def spoil_old_slot(inputs):
         (set_to("out_cache_loc", 1, 88), "row 1 has KV slot 88, outside 0..87 "),
         (spoil_old_slot, "row 0 has KV slot 88, outside 0..87 "),
     ],
-    ids=["token", "negative token", "position", "negative position", "length", "request row", "negative request row", "new slot", "old slot"],
+    ids=["token", "token beyond 32 bits", "length beyond 32 bits", "negative token", "position", "negative position", "length", "request row", "negative request row", "new slot", "old slot"],
 )
 def test_bad_input_is_named(change, message):
     with pytest.raises(DecodeStepFault, match=message):
@@ -99,4 +101,18 @@ def test_shapes_and_types_are_refused_before_the_launch():
     short = type(inputs)(**{**vars(inputs), "seq_lens": inputs.seq_lens.int()})
     with pytest.raises(ValueError, match="seq_lens: dtype torch.int32 is not torch.int64"):
         runner.launch(short, hidden)
+    assert runner.kernel.executed() == {}
+
+
+def test_after_a_fault_no_launch_starts_from_what_it_left():
+    inputs = random_step(GEOMETRY, LENGTHS, 31)
+    inputs.positions[0] = -5
+    runner = Runner(GEOMETRY, WEIGHTS, (3,), 4)
+    runner.attach(inputs)
+    hidden = torch.zeros(3, GEOMETRY.hidden, dtype=torch.bfloat16)
+    with pytest.raises(DecodeStepFault, match="row 0 has position -5"):
+        runner.launch(inputs, hidden)
+    inputs.positions[0] = LENGTHS[0] - 1
+    with pytest.raises(DecodeStepFault, match="an earlier launch failed: decode_step stopped: .* row 0 has position -5"):
+        runner.launch(inputs, hidden)
     assert runner.kernel.executed() == {}

@@ -1,5 +1,6 @@
 """decode_step in emulation against the float64 oracle: the numerics gate over widths, contexts, pages and geometries."""
 
+import dataclasses
 import itertools
 import time
 
@@ -8,6 +9,7 @@ import torch
 from decode_step_cases import CONTEXTS, MIXED, ROWS, Runner, gate, same_bits
 from tiny_geometries import FAMILIES, TINY
 
+from sgl_lowlatency.reference import standard_path
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 from sgl_lowlatency.reference.plan_interpreter import PlanInterpreter
 
@@ -143,3 +145,21 @@ def test_buffers_follow_the_plan_interpreter(name):
             is_exact = layer == -1 or (buffer.name, layer) == ("qkv", 0)
             limit = 1e-5 if is_exact else 3e-2 if buffer.edge == "partial" and layer > 0 else 1e-2
             assert error < limit, f"{where} is {error:.1e} off"
+
+
+@pytest.mark.parametrize("size", [1e17, 3e38])
+def test_scores_as_low_as_they_come(size):
+    """One channel of q and k so large that scores reach -1e34, or -inf: a softmax of one token is 1, of -inf NaN."""
+    geometry = dataclasses.replace(TINY["group1"], num_layers=1, num_q_heads=1, num_kv_heads=1)
+    for seed in range(8):
+        weights = random_weights(geometry, seed)
+        for norm in (weights.layers[0].q_norm, weights.layers[0].k_norm):
+            norm.zero_()
+            norm[5] = size
+        inputs = random_step(geometry, [1], seed)
+        runner = Runner(geometry, weights, (1,), 3)
+        hidden = runner.run(inputs).hidden
+        expected = standard_path.decode_step(geometry, weights, inputs).hidden
+        assert torch.equal(hidden.isnan(), expected.isnan()), f"seed {seed}"
+        if not bool(expected.isnan().any()):
+            assert float((hidden.double() - expected.double()).norm() / expected.double().norm()) < 0.03, f"seed {seed}"

@@ -16,7 +16,7 @@ from sgl_lowlatency.build.weights import collect_weights, rope_table
 from sgl_lowlatency.kernels.decode_step import DecodeStep
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import StaticPlan, make_plan
-from sgl_lowlatency.plan.tiles import max_grid
+from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
 from sgl_lowlatency.runtime.nvidia_step import NvidiaStep
 
@@ -50,7 +50,7 @@ def _plans(
     plans = {}
     for rows in widths:
         progress.step(f"plan {len(plans) + 1} of {len(widths)}")
-        plan = make_plan(geometry, rows, min(limits.grid, max_grid(geometry)), limits.shared_memory_bytes)
+        plan = make_plan(geometry, rows, grid_for(geometry, limits.grid), limits.shared_memory_bytes)
         faults = validate(plan)
         if faults:
             raise ValueError(f"the plan for {rows} rows on {limits.name} is invalid:\n  - " + "\n  - ".join(faults))

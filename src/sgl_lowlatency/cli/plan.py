@@ -13,7 +13,10 @@ from sgl_lowlatency.plan.dump import to_text
 from sgl_lowlatency.plan.picture import draw
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.plan.static_plan import PlanError, make_plan
+from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
+
+H200_SMS = 132
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(GEOMETRIES)}, or the path of a Qwen3 config.json (or of the folder that holds it)",
     )
     parser.add_argument("--rows", type=int, default=1, help="rows of the step, 1..16 (default 1)")
-    parser.add_argument("--grid", type=int, default=132, help="blocks, one an SM (default 132, an H200)")
+    parser.add_argument(
+        "--grid", type=int, help=f"blocks (default: what a server uses on {H200_SMS} SMs, an H200; a small model takes fewer)"
+    )
     parser.add_argument(
         "--shared-memory-bytes", type=int, default=232448, help="dynamic shared memory a block may use (default 232448, sm_90)"
     )
@@ -54,7 +59,9 @@ def load_geometry(name: str) -> Geometry:
 def run(args: argparse.Namespace) -> int:
     """Prints the plan. Returns 0; 1 when the validator finds errors (printed); 2 when no plan can be made."""
     try:
-        plan = make_plan(load_geometry(args.geometry), args.rows, args.grid, args.shared_memory_bytes)
+        geometry = load_geometry(args.geometry)
+        grid = grid_for(geometry, H200_SMS) if args.grid is None and not geometry.reasons() else args.grid or H200_SMS
+        plan = make_plan(geometry, args.rows, grid, args.shared_memory_bytes)
         if args.picture:
             draw(plan).save(args.picture)
     except (PlanError, ValueError, OSError) as error:

@@ -71,6 +71,7 @@ class DecodeStep:
         self.geometry, self.device, self.grid = geometry, device, grids.pop()
         self.emulation = emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated launch
+        self._failure: str | None = None  # of an emulated launch, in words
         self._weights = weights  # the kernel reads through raw pointers: keep the owners
         self._plans = plans
         self._first_plan = next(iter(plans.values()))
@@ -210,6 +211,8 @@ class DecodeStep:
                 raise RuntimeError(f"decode_step for {rows} rows needs {self.grid} blocks resident at once; this GPU holds {blocks}")
 
     def _emulate(self, params, hidden_out: torch.Tensor) -> None:
+        if self._failure is not None:  # what a launch that ended itself left is no state to start from
+            raise DecodeStepFault(f"an earlier launch failed: {self._failure}")
         options = self.emulation
         regions = []
         if options.check_order:
@@ -222,9 +225,11 @@ class DecodeStep:
         self.last_report = report
         record = self.fault()
         if record is not None:
-            raise DecodeStepFault(describe_fault(record))
+            self._failure = describe_fault(record)
+            raise DecodeStepFault(self._failure)
         if report.status != "ok":
-            raise RuntimeError(f"decode_step in emulation: {report.status}: {report.message}")
+            self._failure = f"decode_step in emulation: {report.status}: {report.message}"
+            raise RuntimeError(self._failure)
 
 
 class _HostWords:

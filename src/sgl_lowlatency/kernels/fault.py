@@ -43,5 +43,5 @@ def describe_fault(record) -> str:
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
         return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"
     what, limit = _INPUT_NAMES[kind]
-    signed = record.seen - 2**32 if record.seen >= 2**31 else record.seen
+    signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # the whole value, int64
     return f"decode_step stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"

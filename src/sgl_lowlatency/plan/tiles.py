@@ -59,6 +59,11 @@ def max_grid(geometry: Geometry) -> int:
     return min(shapes[name][0] // abi.TILE_ROWS for name in ("qkv", "gate_up"))
 
 
+def grid_for(geometry: Geometry, num_sms: int) -> int:
+    """Blocks of a launch on a GPU of `num_sms` SMs: one an SM, or fewer for a small model."""
+    return min(num_sms, max_grid(geometry))
+
+
 def distribute(shapes: dict[str, tuple[int, int]], grid: int) -> dict[str, tuple[tuple[int, int], ...]]:
     """Tile ranges [grid] of every op: floor or ceil of the mean per op, the bytes of a layer even over blocks.
 

@@ -37,7 +37,7 @@ constexpr int32_t kRowStateBytes = 896;
 constexpr int32_t kPanelPadBytes = 16;                  // padding of one activation-panel row, for ldmatrix as well
 constexpr int32_t kScratchPitch = 18;                   // floats from one column of a partial tile to the next: even, for pairs; few bank conflicts
 constexpr int32_t kMergePadFloats = 4;                  // padding of one head in the attention merge: no bank conflicts
-constexpr uint32_t kUnwritten = 0xffffffffu;            // a hand-over word nobody has written: a NaN that no arithmetic gives
+constexpr uint32_t kUnwritten = 0xffffffffu;            // a hand-over word nobody has written: a NaN that no arithmetic gives (publish turns a copied one into another)
 constexpr int32_t kGenerations = 8;                     // copies of the hand-over buffers; consecutive layers take them in turn
 constexpr int32_t kClearAhead = 4;                      // layer l clears the generation of layer l + kClearAhead
 
@@ -127,16 +127,16 @@ struct FaultRecord {
   int32_t layer;       // 0 for inputs that are checked before the first layer
   int32_t edge;        // EdgeIdx, or the ring stage, or the row for kFaultBad*
   uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*
-  uint32_t seen;       // the word; the other parity; the low 32 bits of the value
+  uint32_t seen;       // the word; the other parity; its low 32 bits
   uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
-  uint64_t waited_ns;  // 0 for kFaultBad*
+  uint64_t waited_ns;  // for kFaultBad* the value itself, int64
 };
 static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, waited_ns) == 40, "read by the host while the kernel runs");
 
 // State in device memory that outlives a launch, zero before the first one. Launches that share one run in turn.
 struct SyncState {
   uint32_t exit_ticket[32];         // [0]: blocks that finished; the last one closes the launch
-  int32_t first_generation[32];     // [0]: generation of the next launch's first layer
+  int32_t first_generation[32];     // [0]: generation of the next launch's embedding, its layer -1
   int32_t used_bytes[32];           // [kGenerations]: of a generation, from its begin, that are not known to be clear
   uint64_t executed[kMaxRows + 1];  // completed launches by rows
   uint32_t pad[30];
@@ -156,9 +156,9 @@ struct StreamLayout {
 struct HandoverLayout {
   int32_t qkv;              // [rows, (num_q_heads + 2 * num_kv_heads) * head_dim] fp32
   int32_t attention_out;    // [rows, num_q_heads * head_dim] bf16
-  int32_t mid;              // the residual stream after attention, see Stream
+  int32_t mid;              // the residual stream after attention, see StreamLayout
   int32_t activation;       // [rows, intermediate] bf16
-  int32_t end;              // the residual stream after the MLP, or the embedding, see Stream
+  int32_t end;              // the residual stream after the MLP, or the embedding, see StreamLayout
   int32_t partial_out;      // [items, item_heads, head_dim] fp32, un-normalised, in the order of element_at (stages/attention_merge.hpp)
   int32_t partial_max_sum;  // [items, item_heads, 2] fp32: running max (log2 units) and sum
   int32_t total_bytes;

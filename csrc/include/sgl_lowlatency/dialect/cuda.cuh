@@ -70,7 +70,7 @@ template <class T>
 SGL_DEVICE T load_constant(const T* p) { return __ldg(p); }
 SGL_DEVICE bf16 load_constant(const bf16* p) { return {__ldg(reinterpret_cast<const unsigned short*>(p))}; }
 SGL_DEVICE int64_t load_constant(const int64_t* p) { return static_cast<int64_t>(__ldg(reinterpret_cast<const long long*>(p))); }
-SGL_DEVICE Vec16 load_constant(const Vec16* p) {  // KV rows and norm weights: read once a phase, keep L1 for the rest
+SGL_DEVICE Vec16 load_constant(const Vec16* p) {  // read once, keep L1 for the rest
   Vec16 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p));

@@ -15,7 +15,7 @@
 namespace sgl_lowlatency::stages {
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr float kLowestScore = -1e30f;  // finite, so that exp2 of a difference of two of them is defined
+constexpr float kLowestScore = -3.4028235e38f;  // the lowest finite float: no score is below it, and the difference of two is 0
 
 // Running softmax of one warp for heads 2t and 2t + 1. max_score (log2 units) is the same in every g, sum is this lane's
 // tokens only, out[i] = {d, 2t}, {d, 2t+1}, {d+1, 2t}, {d+1, 2t+1} with d = g * head_dim/8 + 2 i.
@@ -156,7 +156,8 @@ struct ItemTokens {
     constexpr int32_t kRowsAtOnce = 32 / Stage::kVecs;
     if (at < old_end) {
       if (from_slot >= static_cast<uint32_t>(p.geometry.num_kv_slots)) {
-        sync::raise_fault(p.fault, p.rank, abi::kFaultBadSlot, layer, row, static_cast<uint32_t>(p.geometry.num_kv_slots), from_slot, 0);
+        sync::raise_fault(p.fault, p.rank, abi::kFaultBadSlot, layer, row, static_cast<uint32_t>(p.geometry.num_kv_slots), from_slot,
+                          static_cast<uint64_t>(static_cast<int64_t>(static_cast<int32_t>(from_slot))));
       }
       const int32_t chunk = lane % Stage::kVecs;
 SGL_UNROLL

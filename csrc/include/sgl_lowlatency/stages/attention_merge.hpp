@@ -69,7 +69,7 @@ SGL_DEVICE Merged merge_parts(int32_t n, MaxSum max_sum, Out out) {
 template <int32_t kHeadDim>
 SGL_DEVICE void publish_attention_out(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t row, int32_t head, int32_t position,
                                       const Merged& m) {
-  const bool has_tokens = m.sum > 0.0f || m.sum != m.sum;  // a row without tokens gives zeros; NaN stays NaN
+  const bool has_tokens = s.rows()->length[row] > 0;  // without tokens zeros; scores that are all -inf give NaN, as a softmax does
   const float scale = has_tokens ? 1.0f / m.sum : 0.0f;
   uint32_t words[1] = {has_tokens ? pack_bf16(m.out[0] * scale, m.out[1] * scale) : 0u};
   const int64_t element = (static_cast<int64_t>(row) * p.geometry.num_q_heads + head) * kHeadDim + element_at<kHeadDim>(position);

@@ -80,7 +80,8 @@ SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row
   const sync::FaultSink sink = fault_sink(p);
   const auto checked = [&](int64_t value, int64_t limit, abi::FaultKind kind) {
     if (value < 0 || value >= limit) {
-      sync::raise_fault(sink.record, sink.rank, kind, 0, row, static_cast<uint32_t>(limit), static_cast<uint32_t>(value), 0);
+      sync::raise_fault(sink.record, sink.rank, kind, 0, row, static_cast<uint32_t>(limit), static_cast<uint32_t>(value),
+                        static_cast<uint64_t>(value));
     }
     return static_cast<int32_t>(value);
   };

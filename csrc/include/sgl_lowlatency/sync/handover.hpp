@@ -21,8 +21,8 @@ SGL_UNROLL
 template <int32_t kCount>
 SGL_DEVICE bool is_written(const uint32_t (&words)[kCount]) { return largest_word(words) != abi::kUnwritten; }
 
-// Relaxed, gpu scope: pairs with load_words of the consumers; the data is the flag. A float whose bits are kUnwritten, which
-// arithmetic does not produce, becomes another NaN rather than a word that its readers would wait for.
+// Relaxed, gpu scope: pairs with load_words of the consumers; the data is the flag. A word that happens to be
+// kUnwritten (arithmetic gives none, but the embedding is copied as it is) becomes another NaN: its readers would wait for ever.
 template <int32_t kCount>
 SGL_DEVICE void publish(uint32_t* at, uint32_t (&words)[kCount]) {
 SGL_UNROLL
