@@ -21,7 +21,7 @@ from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 _DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 _HALF_TILE = 8  # gate_up: rows of gate, then as many of up
 _PHASES = ("qkv", "attention", "combine", "out_proj", "gate_up", "down")
-_LOWEST_SCORE = -1e30  # of an item without tokens
+_LOWEST_SCORE = -3.4028235e38  # of an item without tokens
 _LOG2_E = 1.4426950408889634
 
 

@@ -7,7 +7,7 @@
 // Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16, both in
 //           SGLang's own layout; inputs [rows] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
 //           blocks hand to each other lies in abi::HandoverLayout.
-// Grid      the plan's number of blocks, one an SM (correct for any number that runs at once), kNumThreads threads each; all
+// Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16.
 // Roles     warps 0..7 consume; warps 8..11 stream the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
