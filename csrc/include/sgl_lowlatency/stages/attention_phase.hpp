@@ -11,7 +11,8 @@ SGL_DEVICE void run_item(const DecodeStepParams& p, const Shared& s, int32_t lay
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, g = lane / 4, t = lane % 4;
   const LayerTables& tables = layer_tables(s, layer);
   bf16 *const k_pool = tables.kv.k, *const v_pool = tables.kv.v;
-  ItemTokens<kHeadDim> tokens(p, s, item, layer, k_pool, v_pool, is_first && layer > 0, warp, lane);  // copies under way before the wait for qkv
+  // Its copies are under way before the wait for qkv.
+  ItemTokens<kHeadDim> tokens(p, s, item, layer, k_pool, v_pool, is_first && layer > 0, warp, lane);
   if (is_first && layer == 0) tokens.keep_slots(s, warp);
   prepare_item<kHeadDim>(p, s, layer, item, tables.weights.q_norm, tables.weights.k_norm, warp, lane);
   const bool is_writer = tokens.has_new() && item.head_begin == item.kv_head * (p.geometry.num_q_heads / p.geometry.num_kv_heads);
@@ -46,8 +47,8 @@ SGL_UNROLL
   sync_consumers();
 }
 
-// Entry: all consumer threads. Awaits kEdgeQkv and kEdgePartial, publishes kEdgePartial and kEdgeAttention.
-// Not inlined: its fragments fill the register file, and must not push the tile loops' state out.
+// Entry: all consumer threads. Awaits kEdgeQkv and kEdgePartial, publishes kEdgePartial and kEdgeAttention. All items are handed
+// over before any row is merged, so that no two blocks wait for each other.
 template <int32_t kHeadDim>
 SGL_DEVICE void run_attention(const DecodeStepParams& p, const Shared& s, int32_t layer) {
   const int32_t num_items = s.rows()->num_items;

@@ -11,8 +11,8 @@ SGL_DEVICE Stream input_stream(const DecodeStepParams& p, int32_t layer) {
   return kOp == abi::kOpQkv || kOp == abi::kOpOutProj ? end_stream(p, layer - 1) : mid_stream(p, layer);
 }
 
-// Fills the panel with columns [k0, k1) of operation kOp's input; with the last columns, RowState::inverse_rms if it reads the
-// stream. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
+// Fills the panel with columns [k0, k1) of operation kOp's input and passes a consumer barrier; with the last columns, where it
+// reads the stream, RowState::inverse_rms follows, which the next barrier publishes. Entry: all consumer threads; the panel is free.
 template <int32_t kOp>
 SGL_DEVICE void load_operand(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t k0, int32_t k1) {
   constexpr bool kNorm = kOp == abi::kOpQkv || kOp == abi::kOpGateUp;
