@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--geometry",
         required=True,
-        help=f"one of {', '.join(GEOMETRIES)}, or the path of a Qwen3 config.json (or of the folder that holds it)",
+        help=f"one of {', '.join(GEOMETRIES)}, or the path of a model's config.json (or of the folder that holds it)",
     )
     parser.add_argument("--rows", type=int, default=1, help="rows of the step, 1..16 (default 1)")
     parser.add_argument(
