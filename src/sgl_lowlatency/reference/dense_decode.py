@@ -62,14 +62,7 @@ def decode_step(
         k = rope(head_norm(k, layer.k_norm, g.rms_eps), cos_sin)
         k_rows.append(k)
         v_rows.append(v)
-        attention = torch.zeros_like(q)
-        for row in range(inputs.rows):
-            if int(inputs.seq_lens[row]) == 0:
-                continue
-            slots = inputs.old_slots(row)
-            keys = torch.cat((inputs.k_buffers[idx][slots].to(dtype), k[row : row + 1]))
-            values = torch.cat((inputs.v_buffers[idx][slots].to(dtype), v[row : row + 1]))
-            attention[row] = attend(q[row], keys, values, g.head_dim**-0.5)
+        attention = inputs.attend(idx, q, k, v, lambda q, k, v: attend(q, k, v, g.head_dim**-0.5))
         x = x + attention.flatten(1) @ layer.out_proj.to(dtype).T
         gate, up = (rms_norm(x, layer.post_norm, g.rms_eps) @ layer.gate_up.to(dtype).T).chunk(2, dim=-1)
         x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.to(dtype).T

@@ -49,14 +49,7 @@ def decode_step(
         k = rope(head_norm(k.float(), layer.k_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
         k_rows.append(k)
         v_rows.append(v)
-        attention = torch.zeros_like(q)
-        for row in range(inputs.rows):
-            if int(inputs.seq_lens[row]) == 0:
-                continue
-            slots = inputs.old_slots(row)
-            keys = torch.cat((inputs.k_buffers[idx][slots], k[row : row + 1]))
-            values = torch.cat((inputs.v_buffers[idx][slots], v[row : row + 1]))
-            attention[row] = attend(q[row], keys, values, g.head_dim**-0.5)
+        attention = inputs.attend(idx, q, k, v, lambda q, k, v: attend(q, k, v, g.head_dim**-0.5))
         normed, residual = add_rms_norm(attention.flatten(1) @ layer.out_proj.T, residual, layer.post_norm, g.rms_eps)
         gate, up = (normed @ layer.gate_up.T).float().chunk(2, dim=-1)
         x = (torch.nn.functional.silu(gate) * up).bfloat16() @ layer.down.T

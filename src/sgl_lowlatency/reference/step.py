@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -40,6 +41,25 @@ class StepInputs:
         """KV slots of a row's tokens before the new one, int64 [length - 1]."""
         length = int(self.seq_lens[row])
         return self.req_to_token[self.req_pool_indices[row], : max(length - 1, 0)].long()
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        attend_row: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Attention of every row over its old tokens' KV of `layer` and its new one; zeros for a row of length 0.
+
+        q: [rows, q_heads, head_dim]; k, v: [rows, kv_heads, head_dim], the new tokens', in the dtype that the old ones take.
+        attend_row(q, k, v): one row's, of q [q_heads, head_dim] and k, v [tokens, kv_heads, head_dim].
+        """
+        out = torch.zeros_like(q)
+        for row in range(self.rows):
+            if int(self.seq_lens[row]) == 0:
+                continue
+            slots = self.old_slots(row)
+            keys = torch.cat((self.k_buffers[layer][slots].to(k.dtype), k[row : row + 1]))
+            values = torch.cat((self.v_buffers[layer][slots].to(v.dtype), v[row : row + 1]))
+            out[row] = attend_row(q[row], keys, values)
+        return out
 
 
 @dataclasses.dataclass(frozen=True)

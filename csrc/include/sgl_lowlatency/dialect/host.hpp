@@ -162,21 +162,6 @@ void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* mbarr
 void ldmatrix_x4(uint32_t (&r)[4], const void* shared_row);
 void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
-SGL_DEVICE float to_float(bf16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof(result));
-  return result;
-}
-
-SGL_DEVICE bf16 to_bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16{static_cast<uint16_t>(0x7fffu)};  // what cvt.rn.bf16.f32 makes of NaN
-  bits += 0x7fffu + ((bits >> 16) & 1u);
-  return bf16{static_cast<uint16_t>(bits >> 16)};
-}
-
 SGL_DEVICE float bits_to_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
@@ -186,6 +171,14 @@ SGL_DEVICE uint32_t float_to_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
+}
+
+SGL_DEVICE float to_float(bf16 value) { return bits_to_float(static_cast<uint32_t>(value.bits) << 16); }
+SGL_DEVICE bf16 to_bf16(float value) {
+  uint32_t bits = float_to_bits(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16{static_cast<uint16_t>(0x7fffu)};  // what cvt.rn.bf16.f32 makes of NaN
+  bits += 0x7fffu + ((bits >> 16) & 1u);
+  return bf16{static_cast<uint16_t>(bits >> 16)};
 }
 
 SGL_DEVICE float exp2(float value) { return ::exp2f(value); }

@@ -77,19 +77,14 @@ SGL_DEVICE AttentionItem block_item(const DecodeStepParams& p, const Shared& s, 
   return attention_item(p, s, split_attention(p, s), dialect::block_idx() + nth * dialect::grid_dim());
 }
 
-// How many items the block has. Entry: as above.
-SGL_DEVICE int32_t num_block_items(const DecodeStepParams& p, const Shared& s) {
-  const int32_t left = split_attention(p, s).num_items - dialect::block_idx();
-  return left > 0 ? (left + dialect::grid_dim() - 1) / dialect::grid_dim() : 0;
-}
-
 // Entry: one thread, after the block's first barrier; a barrier follows.
 SGL_DEVICE void keep_items(const DecodeStepParams& p, const Shared& s) {
   const AttentionSplit split = split_attention(p, s);
-  const int32_t count = num_block_items(p, s);
+  const int32_t left = split.num_items - dialect::block_idx(), grid = dialect::grid_dim();
+  const int32_t count = left > 0 ? (left + grid - 1) / grid : 0;
   s.rows()->num_items = count;
   for (int32_t nth = 0; nth < min_int(count, kKeptItems); ++nth) {
-    s.rows()->items[nth] = attention_item(p, s, split, dialect::block_idx() + nth * dialect::grid_dim());
+    s.rows()->items[nth] = attention_item(p, s, split, dialect::block_idx() + nth * grid);
   }
 }
 

@@ -1,7 +1,6 @@
 // From the warps' softmax states to the item's output, and from a row's splits to its attention output.
 #pragma once
 #include "sgl_lowlatency/stages/attention.hpp"
-#include "sgl_lowlatency/stages/gemm.hpp"
 
 namespace sgl_lowlatency::stages {
 

@@ -58,12 +58,6 @@ SGL_UNROLL
   }
 }
 
-// Two floats that lie side by side in shared memory.
-struct alignas(8) Float2 {
-  float x;
-  float y;
-};
-
 // Two neighbouring columns of one row of a finished tile: out[n, m], out[n, m + 1]; for gate_up m is the neuron's gate row, and
 // up[] holds the same two neurons of the up rows.
 struct TilePair {
@@ -89,7 +83,7 @@ struct Early {
 // of the consumers comes before anyone writes that half of it again.
 template <int32_t kNTiles, int32_t kOp, class Ops>
 SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, uint32_t& scratch_parity, const Ops& ops) {
-  constexpr int32_t kColumns = kNTiles * 8, kHalf = abi::kTileRows / 2;
+  constexpr int32_t kHalf = abi::kTileRows / 2;
   constexpr bool kPaired = kOp == abi::kOpGateUp;
   constexpr int32_t kPairs = (kPaired ? kHalf : abi::kTileRows) / 2;  // pairs of one row of a tile
   const sync::FaultSink sink = fault_sink(p);
@@ -98,7 +92,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
   const int32_t pitch = abi::panel_row_bytes(k_panel);
   const int32_t m = thread % kPairs * 2, n = thread / kPairs;
-  const bool is_finisher = n < kColumns && n < p.rows;
+  const bool is_finisher = n < p.rows;
 
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
     const int32_t k1 = min_int(k0 + k_panel, k_extent);

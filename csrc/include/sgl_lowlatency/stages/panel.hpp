@@ -47,7 +47,9 @@ SGL_UNROLL
         [] { return abi::kUnwritten; });
   }
 SGL_UNROLL
-  for (int32_t u = 0; u < kPanelUnroll; ++u) load(u);
+  for (int32_t u = 0; u < kPanelUnroll; ++u) {
+    if (u >= kPanelLead || !is_lead) load(u);  // the lead is there
+  }
   sync::wait_until(
       sink, abi::kFaultEdgeDeadline, of.layer, of.edge, static_cast<uint32_t>(row_begin + first * 4),
       [&] {

@@ -13,6 +13,12 @@ constexpr int32_t kConsumerBarrier = 1;  // named barrier of the consumer warps;
 
 SGL_DEVICE int32_t min_int(int32_t a, int32_t b) { return a < b ? a : b; }
 
+// Two floats that lie side by side in shared memory.
+struct alignas(8) Float2 {
+  float x;
+  float y;
+};
+
 // One layer's pointers.
 struct alignas(16) LayerTables {
   abi::LayerWeights weights;
