@@ -1,4 +1,4 @@
-"""Seeded real-scale random weights of a Qwen3 dense model, and the SGLang load hook that serves them.
+"""Seeded real-scale random weights of a dense model (Qwen3, Llama, Qwen2), and the SGLang load hook that serves them.
 
 `register()` is an entry point of the group `sglang.srt.plugins` (see `install_hook`). It makes SGLang's default loader draw
 the weights of a directory that holds `random_weights.json` on the model's device and pass them through the model's own
@@ -20,6 +20,7 @@ from pathlib import Path
 
 MARKER = "random_weights.json"
 QK_GAIN = 1.4
+QKV_BIAS_STD = 0.5
 BRANCH_STD = 0.5  # what one attention or MLP branch adds to the residual stream
 LOGIT_STD = 3.0
 TIED_LOGIT_STD = 1.5  # a tied head repeats the last token when the embedding weighs more in the residual stream
@@ -30,7 +31,7 @@ def tensor_plan(config: dict) -> Iterator[tuple[str, tuple[int, ...], float, flo
     """Yield (name, shape, mean, standard deviation) of every checkpoint tensor, in layer order."""
     hidden, inter, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    tied = config["tie_word_embeddings"]
+    tied, architecture = config["tie_word_embeddings"], config["architectures"][0]
     head_std = (TIED_LOGIT_STD if tied else LOGIT_STD) / math.sqrt(hidden)
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden), 0.0, head_std if tied else EMBEDDING_STD
     for layer in range(config["num_hidden_layers"]):
@@ -38,8 +39,11 @@ def tensor_plan(config: dict) -> Iterator[tuple[str, tuple[int, ...], float, flo
         yield at + "input_layernorm.weight", (hidden,), 1.0, 0.1
         for name, rows in (("q", q), ("k", kv), ("v", kv)):
             yield at + f"self_attn.{name}_proj.weight", (rows, hidden), 0.0, 1 / math.sqrt(hidden)
-        yield at + "self_attn.q_norm.weight", (dim,), QK_GAIN, 0.15
-        yield at + "self_attn.k_norm.weight", (dim,), QK_GAIN, 0.15
+            if architecture == "Qwen2ForCausalLM":
+                yield at + f"self_attn.{name}_proj.bias", (rows,), 0.0, QKV_BIAS_STD
+        if architecture == "Qwen3ForCausalLM":
+            yield at + "self_attn.q_norm.weight", (dim,), QK_GAIN, 0.15
+            yield at + "self_attn.k_norm.weight", (dim,), QK_GAIN, 0.15
         yield at + "self_attn.o_proj.weight", (hidden, q), 0.0, 2 * BRANCH_STD / math.sqrt(q)
         yield at + "post_attention_layernorm.weight", (hidden,), 1.0, 0.1
         for name in ("gate", "up"):

@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 from benchmark import models
-from benchmark.common import deadline, floors, provenance, stats
-from benchmark.common.results import Results
+from benchmark.common import deadline
 from benchmark.serve import arguments, coverage, server, tokens, trace
 from benchmark.serve.client import greedy, random_prompt
+from sgl_lowlatency.bench import floors, provenance, stats
+from sgl_lowlatency.bench.results import Results
 
 
 def parse() -> argparse.Namespace:
@@ -158,7 +159,7 @@ def main() -> int:
     model = models.write_model(args.work / "model", shape)
     read_gb_s = args.read_gb_s
     if read_gb_s is None and args.device == "cuda":
-        from benchmark.kernels import read_bandwidth
+        from sgl_lowlatency.bench import read_bandwidth
 
         bandwidth = read_bandwidth.measure()
         results.set(bandwidth_gb_s={k: round(v) for k, v in bandwidth.items()})

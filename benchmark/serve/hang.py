@@ -18,9 +18,9 @@ from pathlib import Path
 
 from benchmark import models
 from benchmark.common import deadline
-from benchmark.common.results import Results
 from benchmark.serve import arguments, server
 from benchmark.serve.client import Client, random_prompt
+from sgl_lowlatency.bench.results import Results
 
 RECORD = re.compile(r"decode_step stopped: .*waited ([0-9.]+) s for word \d+ of edge '(\w+)' of layer (\d+)")
 MEMORY_SLACK_MIB = 64

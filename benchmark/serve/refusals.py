@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmark import models
 from benchmark.common import deadline
-from benchmark.common.results import Results
 from benchmark.serve import arguments
 from benchmark.serve.server import FLAG, Server
+from sgl_lowlatency.bench.results import Results
 
 HEADING = re.escape(f"{FLAG} cannot run this setup")
 LOADING = re.compile(r"Load weight begin|Loading weights|Capture cuda graph begin")

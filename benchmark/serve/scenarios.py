@@ -15,8 +15,8 @@ import sys
 
 from benchmark import models
 from benchmark.common import deadline
-from benchmark.common.results import Results
 from benchmark.serve import arguments, coverage, server, tokens, traffic
+from sgl_lowlatency.bench.results import Results
 
 
 def parse() -> argparse.Namespace:

@@ -8,8 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from benchmark.common import stats
 from benchmark.serve.client import Client, random_prompt
+from sgl_lowlatency.bench import stats
 
 
 def busy_us(events: list[dict]) -> float:

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 # Imports point rightward only. config and the package itself stand outside the order.
-ORDER = ("cli", "plugin", "specs", "guard", "build", "plan", "runtime", "reference", "kernels")
+ORDER = ("cli", "bench", "plugin", "specs", "guard", "build", "plan", "runtime", "reference", "kernels")
 
 
 def imported_modules(path):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "doctor": "say whether an SGLang launch command can run the kernels, with every reason when it cannot",
     "demo": "start a real SGLang server on this machine and compare the kernels with the standard path",
+    "bench": "time the kernel on this machine's GPU against the floor that its memory sets; no SGLang needed",
     "plan": "print or draw the static plan of a model",
     "version": "print the versions and the compiled backends",
 }

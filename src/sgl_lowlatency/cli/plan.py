@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.dump import to_text
 from sgl_lowlatency.plan.picture import draw
-from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.plan.presets import GEOMETRIES, read_config
 from sgl_lowlatency.plan.static_plan import PlanError, make_plan
 from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
@@ -42,17 +40,10 @@ def load_geometry(name: str) -> Geometry:
     """A geometry by name or from a config.json. Raises ValueError when it is neither or lacks a field."""
     if name in GEOMETRIES:
         return GEOMETRIES[name]
-    path = Path(name)
-    if path.is_dir():
-        path = path / "config.json"
-    if not path.is_file():
-        raise ValueError(f"--geometry {name} is neither one of {', '.join(GEOMETRIES)} nor a config.json")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        _, config = read_config(name)
     except ValueError as error:
-        raise ValueError(f"--geometry {path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"--geometry {path} holds no JSON object")
+        raise ValueError(f"--geometry {error}") from error
     return Geometry.from_hf_config(SimpleNamespace(**config))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -55,18 +56,15 @@ class Canvas:
     def save(self, path: str | Path) -> None:
         """Writes `.svg`, or `.png` when Pillow is installed. Raises ValueError for another ending or a missing Pillow."""
         path = Path(path)
+        require_format(path)
         if path.suffix == ".svg":
             path.write_text(self.to_svg(), encoding="utf-8")
-        elif path.suffix == ".png":
-            self._save_png(path)
         else:
-            raise ValueError(f"picture {path} ends in neither .svg nor .png")
+            self._save_png(path)
 
     def _save_png(self, path: Path) -> None:
-        try:
-            from PIL import Image, ImageDraw, ImageFont
-        except ImportError as error:
-            raise ValueError(f"picture {path}: a .png needs Pillow (pip install pillow); .svg needs nothing") from error
+        from PIL import Image, ImageDraw, ImageFont
+
         image = Image.new("RGB", (self.width, self.height), "#ffffff")
         draw = ImageDraw.Draw(image)
         for kind, *a in self.shapes:
@@ -78,3 +76,11 @@ class Canvas:
                 pillow_anchor = {"start": "ls", "middle": "ms", "end": "rs"}[a[5]]
                 draw.text((a[0], a[1]), a[2], fill=a[4], anchor=pillow_anchor, font=ImageFont.load_default(a[3]))
         image.save(path)
+
+
+def require_format(path: Path) -> None:
+    """Raises ValueError unless a canvas can be saved at `path`: .svg, or .png where Pillow is installed."""
+    if path.suffix not in (".svg", ".png"):
+        raise ValueError(f"picture {path} ends in neither .svg nor .png")
+    if path.suffix == ".png" and importlib.util.find_spec("PIL") is None:
+        raise ValueError(f"picture {path}: a .png needs Pillow (pip install pillow); .svg needs nothing")

@@ -1,4 +1,9 @@
-"""Dense geometries by name, for `sgl-lowlatency plan`, tests and benchmarks. Values of their HF configs."""
+"""Dense geometries by name, for `sgl-lowlatency plan` and `bench`, tests and benchmarks. Values of their HF configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
 
 from sgl_lowlatency.kernels.geometry import Geometry
 
@@ -29,3 +34,19 @@ GEOMETRIES: dict[str, Geometry] = {
     "llama-3.1-8b": Geometry(32, 4096, 32, 8, 128, 14336, 128256, 131072, 1e-5, False),
     "qwen2.5-7b": Geometry(28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e-6, False),
 }
+
+
+def read_config(name: str) -> tuple[Path, dict]:
+    """(path, content) of the config.json at `name`, or in the folder `name`. Raises ValueError naming the presets, or what is wrong."""
+    path = Path(name)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{name} is neither one of {', '.join(GEOMETRIES)} nor a config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return path, config

@@ -32,7 +32,7 @@ def random_weights(
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*shape: int, mean: float = 0.0, std: float) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator, device=device) * std + mean).bfloat16()
+        return torch.randn(*shape, generator=generator, device=device).mul_(std).add_(mean).bfloat16()
 
     def matrix(out_rows: int, k_extent: int) -> torch.Tensor:
         return normal(out_rows, k_extent, std=k_extent**-0.5)

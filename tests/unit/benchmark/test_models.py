@@ -3,7 +3,7 @@ import math
 import pytest
 
 from benchmark import models, random_weights
-from benchmark.common import floors
+from sgl_lowlatency.bench import floors
 
 
 def elements(shape):

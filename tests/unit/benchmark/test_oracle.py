@@ -5,7 +5,7 @@ import pytest
 from benchmark import models, oracle, random_weights
 
 torch = pytest.importorskip("torch")
-SHAPE = models.Shape(2, 128, 4, 2, 32, 192, False, vocab=300, max_position=128)
+SHAPE = models.Shape(2, 128, 4, 2, 32, 192, 300, 128, 1e-6, False)
 
 
 def test_logits_are_those_of_transformers(tmp_path):

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from benchmark.common import provenance
-from benchmark.common.results import Results
+from sgl_lowlatency.bench import provenance
+from sgl_lowlatency.bench.results import Results
 
 
 def make(tmp_path, **changes):

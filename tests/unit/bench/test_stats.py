@@ -1,6 +1,6 @@
 import pytest
 
-from benchmark.common import stats
+from sgl_lowlatency.bench import stats
 
 
 def test_ratio_is_of_medians():

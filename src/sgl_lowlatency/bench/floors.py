@@ -1,13 +1,13 @@
 """What one decode step must move through device memory, and the time that takes at a measured read bandwidth.
 
-python3 -m benchmark.common.floors [--read-gb-s 4650] [--context 1024] [--rows 1]
+    python3 -m sgl_lowlatency.bench.floors [--read-gb-s 4650] [--context 1024] [--rows 1]
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmark.models import SHAPES, Shape
+from sgl_lowlatency.bench.shapes import PRESETS, Shape
 
 BYTES_PER_ELEMENT = 2  # bf16
 
@@ -36,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     print(f"rows {args.rows}, context {args.context}, {args.read_gb_s:.0f} GB/s")
     print(f"{'model':12s} {'step GB':>8s} {'floor ms':>9s} {'+head GB':>9s} {'floor ms':>9s}")
-    for name, shape in SHAPES.items():
+    for name, shape in PRESETS.items():
         cells = []
         for with_head in (False, True):
             moved = step_bytes(shape, rows=args.rows, context=args.context, with_head=with_head)

@@ -6,25 +6,27 @@ import json
 import os
 from pathlib import Path
 
-from benchmark.common import provenance, stats
+from sgl_lowlatency.bench import provenance, stats
 
 SCHEMA = 1
 KINDS = ("served-decode", "kernel-step", "kernel", "replay", "fixed-length", "check")
 
 
 class Results:
-    """One run's file, `<out>/<name>.json`.
+    """One run's file, `<out>/<name>.json`; without `out` the run is kept in `content` only.
 
     `what` is one of KINDS. Raises ValueError for another one.
     """
 
     def __init__(
-        self, out: Path, *, what: str, name: str, weights: str, command: list[str], commit: str | None, notes=""
+        self, out: Path | None, *, what: str, name: str, weights: str, command: list[str], commit: str | None, notes=""
     ) -> None:
         if what not in KINDS:
             raise ValueError(f"what {what!r} is not one of {KINDS}")
-        out.mkdir(parents=True, exist_ok=True)
-        self.path = out / f"{name}.json"
+        self.path = None
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            self.path = out / f"{name}.json"
         self.content = {"schema": SCHEMA, "what": what, "name": name, **provenance.describe(commit, command)}
         self.content |= {"weights": weights, "notes": notes, "rows": []}
 
@@ -46,6 +48,8 @@ class Results:
 
     def write(self) -> None:
         """Replace the file in one step; a reader never sees half of it."""
+        if self.path is None:
+            return
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(self.content, indent=1) + "\n")
         os.replace(partial, self.path)

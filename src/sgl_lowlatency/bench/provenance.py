@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]  # in a checkout; of an installed copy, some folder of Python's
 GPU_FIELDS = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "memory.total")
 
 
@@ -25,18 +25,22 @@ def _output(command: list[str], cwd: Path | None = None) -> str | None:
 
 def commit(given: str | None = None) -> tuple[str, bool | None]:
     """(full hash, dirty) of this repository. `given` is "HASH" or "HASH-dirty" for a copy without git; a copy with
-    neither is ("unknown", None)."""
+    neither, also one installed below somebody else's repository, is ("unknown", None)."""
     if given:
         return given.removesuffix("-dirty"), given.endswith("-dirty")
+    if _output(["git", "ls-files", "--error-unmatch", __file__], REPOSITORY) is None:
+        return "unknown", None
     head = _output(["git", "rev-parse", "HEAD"], REPOSITORY)
     if head is None:
         return "unknown", None
     return head, bool(_output(["git", "status", "--porcelain"], REPOSITORY))
 
 
-def gpu() -> dict:
-    """{gpu, num_gpus, driver, clocks_mhz}; `gpu` is "none" on a machine without nvidia-smi."""
+def gpu(device_id: str | None = None) -> dict:
+    """{gpu, num_gpus, driver, clocks_mhz} of the first GPU, or of the one that `nvidia-smi --id` knows by `device_id`; `gpu` is
+    "none" on a machine without nvidia-smi."""
     query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+    query += [f"--id={device_id}"] if device_id else []
     text = _output(query) if shutil.which("nvidia-smi") else None
     if not text:
         return {"gpu": "none", "num_gpus": 0, "driver": "none", "clocks_mhz": {}}
