@@ -9,6 +9,7 @@
 #          long       decode_ab at 8k, batch 1 (about 3 min)
 #          profile    as speed, with GPU-only step times from traces (about 5 min)
 #          standard   SGLang's own graph and decode_step, GPU time only, with and without LM head (about 3 min)
+#          standard-fp8  SGLang's own graph of the model with FP8 matrices (about 3 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
@@ -40,6 +41,7 @@ for name in "$@"; do
     profile) phase profile serve.decode_ab --profile || status=1 ;;
     long) phase long serve.decode_ab --name served-qwen3-8b-8k --contexts 8000 --batches 1 --compare-tokens 64 || status=1 ;;
     standard) phase standard kernels.standard_step || status=1 ;;
+    standard-fp8) phase standard-fp8 kernels.standard_step --quantization fp8 || status=1 ;;
     scenarios)
       phase refusals serve.refusals --parallel 6 &
       refusals=$!

@@ -13,6 +13,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from benchmark.random_weights import FP8_BLOCK
 from sgl_lowlatency.bench.shapes import FAMILIES, PRESETS, Shape
 
 MARKER = "random_weights.json"
@@ -32,10 +33,12 @@ def architecture_of(shape: Shape) -> str:
     return next(name for name, f in FAMILIES.items() if (f.has_qk_norm, f.has_qkv_bias) == (shape.has_qk_norm, shape.has_qkv_bias))
 
 
-def hf_config(shape: Shape, architecture: str | None = None) -> dict:
-    """`config.json` of a model of this shape, bf16; `architecture` replaces the shape's own."""
+def hf_config(shape: Shape, architecture: str | None = None, fp8: bool = False) -> dict:
+    """`config.json` of a model of this shape, bf16; `architecture` replaces the shape's own. fp8: the layers' matrices are e4m3 with
+    a float32 scale for every block of 128 x 128, as in Qwen3-8B-FP8."""
     architecture = architecture or architecture_of(shape)
-    return {
+    quantization = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [FP8_BLOCK] * 2}
+    return ({"quantization_config": quantization} if fp8 else {}) | {
         "architectures": [architecture],
         "model_type": architecture.removesuffix("ForCausalLM").lower(),
         "attention_bias": False,
@@ -64,11 +67,11 @@ def hf_config(shape: Shape, architecture: str | None = None) -> dict:
     }
 
 
-def write_model(directory: Path, shape: Shape, seed: int = 0, architecture: str | None = None) -> Path:
+def write_model(directory: Path, shape: Shape, seed: int = 0, architecture: str | None = None, fp8: bool = False) -> Path:
     """Write `config.json` and the marker of `shape` into `directory`; returns it. With another architecture than the
     shape's own it cannot be loaded: that is for commands that are refused before the weights load."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(hf_config(shape, architecture), indent=1) + "\n")
+    (directory / "config.json").write_text(json.dumps(hf_config(shape, architecture, fp8), indent=1) + "\n")
     (directory / MARKER).write_text(json.dumps({"seed": seed}) + "\n")
     return directory
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARKER = "random_weights.json"
+FP8_BLOCK = 128  # rows and columns that share a scale
 QK_GAIN = 1.4
 QKV_BIAS_STD = 0.5
 BRANCH_STD = 0.5  # what one attention or MLP branch adds to the residual stream
@@ -65,12 +66,30 @@ def draw(name: str, shape: tuple[int, ...], mean: float, std: float, *, seed: in
     return drawn.mul_(std).add_(mean)
 
 
+def quantize_blocks(weight):
+    """(e4m3 [n, k], float32 scales [ceil(n / 128), ceil(k / 128)]) whose product, block by block, is near `weight` [n, k]."""
+    import torch
+    import torch.nn.functional as F
+
+    rows, columns = weight.shape
+    padded = F.pad(weight.float(), (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
+    blocks = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, padded.shape[1] // FP8_BLOCK, FP8_BLOCK)
+    scale = blocks.abs().amax(dim=(1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    quantized = (blocks / scale).to(torch.float8_e4m3fn).view(padded.shape)[:rows, :columns]
+    return quantized.contiguous(), scale[:, 0, :, 0].contiguous()
+
+
 def all_weights(directory: str | Path, device) -> Iterator[tuple[str, object]]:
-    """Yield (name, bf16 tensor on `device`) of the model in `directory`, one at a time."""
+    """Yield (name, tensor on `device`) of the model in `directory`, one at a time: bf16, or FP8 matrices and their scales where
+    its config says so."""
     config = json.loads((Path(directory) / "config.json").read_text())
     seed = json.loads((Path(directory) / MARKER).read_text())["seed"]
     for name, shape, mean, std in tensor_plan(config):
-        yield name, draw(name, shape, mean, std, seed=seed, device=device)
+        weight = draw(name, shape, mean, std, seed=seed, device=device)
+        if "quantization_config" in config and name.endswith("_proj.weight"):
+            weight, scale = quantize_blocks(weight)
+            yield f"{name}_scale_inv", scale
+        yield name, weight
 
 
 def register() -> None:

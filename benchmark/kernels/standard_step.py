@@ -52,10 +52,11 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--work", type=Path, default=None, help="folder of the model's config (default: OUT/work)")
-    parser.add_argument("--name", default=None, help="results file name (default: standard-step-MODEL)")
+    parser.add_argument("--name", default=None, help="results file name (default: standard-step-MODEL[-fp8])")
     parser.add_argument("--model", default="qwen3-8b", choices=sorted(models.SHAPES))
     parser.add_argument("--layers", type=int, default=None, help="cut the model to this many layers")
     parser.add_argument("--cases", type=parse_cases, default=parse_cases(CASES), help=f"ROWSxCONTEXT, comma list (default {CASES})")
+    parser.add_argument("--quantization", choices=("fp8",), help="FP8 matrices, a scale for every 128 x 128; SGLang's step only")
     parser.add_argument("--off-only", action="store_true", help="SGLang's step only")
     parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
     parser.add_argument("--group-ms", type=float, default=60.0, help="how long each replays")
@@ -64,6 +65,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=540, help="seconds after which everything is killed")
     args = parser.parse_args()
     args.work = args.work or args.out / "work"
+    args.slug = f"{args.model}-{args.quantization}" if args.quantization else args.model
+    args.off_only = args.off_only or args.quantization is not None  # decode_step is bf16
     return args
 
 
@@ -170,13 +173,15 @@ def rows_of(args, shape, rows: int, context: int, times: dict, problems: list[st
     for metric, (off, on, with_head) in ARMS.items():
         if off not in times and on not in times:
             continue
-        num_bytes = floors.step_bytes(shape, rows=rows, context=context, with_head=with_head)
-        row = {"model": args.model, "dtype": "bf16", "tp": 1, "mode": "decode", "kernel": "decode_step", "metric": metric}
+        num_bytes = floors.step_bytes(shape, rows=rows, context=context, with_head=with_head, fp8=args.quantization == "fp8")
+        row = {"model": args.slug, "dtype": args.quantization or "bf16", "tp": 1, "mode": "decode", "metric": metric}
         row |= {"batch": rows, "rows": rows, "context": context, "layers": shape.num_layers}
         row |= {"floor_ms": floors.floor_ms(num_bytes, read_gb_s), "floor_bytes": num_bytes, "read_gb_s": round(read_gb_s)}
         for field, arm in (("off_ms", off), ("on_ms", on)):
             if arm in times:
                 row[field] = [round(t, 5) for t in times[arm]]
+        if on in times:
+            row["kernel"] = "decode_step"
         if off in times:
             row["off_floor_share"] = round(row["floor_ms"] / stats.median(times[off]), 4)
         found.append(row | {"problems": problems, **facts})
@@ -216,18 +221,19 @@ def main() -> int:
     results = Results(
         args.out,
         what="kernel-step",
-        name=args.name or f"standard-step-{args.model}",
-        weights=decode_step.WEIGHTS,
+        name=args.name or f"standard-step-{args.slug}",
+        weights=f"{decode_step.WEIGHTS}{', FP8 in blocks of 128 x 128' if args.quantization else ''}",
         command=["python3", "-m", "benchmark.kernels.standard_step", *sys.argv[1:]],
         commit=args.commit,
     )
     deadline.watchdog(args.deadline, lambda: print(table(results.content)))
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ.setdefault("SGLANG_JIT_DEEPGEMM_PRECOMPILE", "0")  # FP8: compile the few shapes that run, not thousands
     bandwidth = read_bandwidth.measure()  # before SGLang takes the memory
     results.set(bandwidth_gb_s={key: round(value) for key, value in bandwidth.items()})
     from benchmark.kernels import sglang_runner
 
-    arguments = sglang_arguments(models.write_model(args.work / "model", shape), args.cases, args.server_arg)
+    arguments = sglang_arguments(models.write_model(args.work / "model", shape, fp8=args.quantization == "fp8"), args.cases, args.server_arg)
     deadline.say("loading SGLang:", *arguments[2:])
     bench = Bench(sglang_runner.load(arguments), args)
     failures = list(bench.notes)

@@ -10,17 +10,21 @@ import argparse
 from sgl_lowlatency.bench.shapes import PRESETS, Shape
 
 BYTES_PER_ELEMENT = 2  # bf16
+FP8_SCALE_ELEMENTS = 128 * 128  # of a matrix that share one float32 scale
 
 
-def step_bytes(shape: Shape, *, rows: int, context: int, with_head: bool) -> int:
+def step_bytes(shape: Shape, *, rows: int, context: int, with_head: bool, fp8: bool = False) -> int:
     """Bytes read by one decode step: every weight once, every cached K and V once, one embedding row a row.
 
-    `with_head` adds the LM head and is what a served step moves; `decode_step` alone ends at the final norm.
+    `with_head` adds the LM head and is what a served step moves; `decode_step` alone ends at the final norm. `fp8`: the layers'
+    matrices have one byte an element and a scale a block; all else is bf16.
     """
     elements = shape.num_layers * shape.layer_weight_elements + shape.hidden + rows * shape.hidden
     if with_head:
         elements += shape.vocab * shape.hidden
-    return elements * BYTES_PER_ELEMENT + rows * context * shape.kv_bytes_per_token
+    matrices = shape.num_layers * shape.layer_matrix_elements
+    saved = matrices - 4 * matrices // FP8_SCALE_ELEMENTS if fp8 else 0
+    return elements * BYTES_PER_ELEMENT - saved + rows * context * shape.kv_bytes_per_token
 
 
 def floor_ms(num_bytes: int, read_gb_s: float) -> float:

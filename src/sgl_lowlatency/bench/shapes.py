@@ -38,12 +38,17 @@ class Shape(Geometry):
         return Geometry(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Geometry)})
 
     @property
+    def layer_matrix_elements(self) -> int:
+        """Elements of one layer's matrices."""
+        q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return self.hidden * (2 * q + 2 * kv) + 3 * self.hidden * self.intermediate
+
+    @property
     def layer_weight_elements(self) -> int:
         """Elements of one layer's matrices, norms and bias."""
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        matrices = self.hidden * (2 * q + 2 * kv) + 3 * self.hidden * self.intermediate
         extras = (2 * self.head_dim if self.has_qk_norm else 0) + (q + 2 * kv if self.has_qkv_bias else 0)
-        return matrices + 2 * self.hidden + extras
+        return self.layer_matrix_elements + 2 * self.hidden + extras
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -50,6 +50,30 @@ def test_draws_repeat_and_differ_by_name_and_seed():
     assert first.float().std().item() == pytest.approx(2.0, abs=0.15)
 
 
+def test_fp8_blocks_are_near_the_weights_and_use_the_whole_range():
+    torch = pytest.importorskip("torch")
+    weight = random_weights.draw("a", (200, 300), 0.0, 0.02, seed=0, device="cpu")
+    weight[128:, 256:] *= 50  # a block of its own scale
+    quantized, scale = random_weights.quantize_blocks(weight)
+    assert (quantized.dtype, quantized.shape, scale.dtype, scale.shape) == (torch.float8_e4m3fn, (200, 300), torch.float32, (2, 3))
+    back = quantized.float() * scale.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]
+    assert ((back - weight.float()).norm() / weight.float().norm()).item() < 0.04  # e4m3 has three bits behind the point
+    for block, s in ((weight[:128, :128], scale[0, 0]), (weight[128:, 256:], scale[1, 2])):
+        assert s.item() == pytest.approx(block.float().abs().max().item() / 448)
+
+
+def test_an_fp8_model_has_a_scale_for_every_matrix_of_a_layer(tmp_path):
+    torch = pytest.importorskip("torch")
+    shape = models.SHAPES["qwen3-tiny"]
+    directory = models.write_model(tmp_path, shape, fp8=True)
+    found = dict(random_weights.all_weights(directory, "cpu"))
+    scaled = {name.removesuffix("_scale_inv") for name in found if name.endswith("_scale_inv")}
+    assert len(scaled) == 7 * shape.num_layers
+    assert {name for name, tensor in found.items() if tensor.dtype == torch.float8_e4m3fn} == scaled
+    plain = dict(random_weights.all_weights(models.write_model(tmp_path / "bf16", shape), "cpu"))
+    assert plain.keys() == found.keys() - {f"{name}_scale_inv" for name in scaled}
+
+
 def test_the_hook_is_found_as_an_entry_point(tmp_path):
     import importlib.metadata
 

@@ -138,7 +138,7 @@ def test_a_step_outside_of_its_graph_is_not_measured(bench, field, words):
         bench.measure(2, 9, 50)
 
 
-ARGS, SHAPE = SimpleNamespace(model="llama-3.2-1b"), models.SHAPES["llama-3.2-1b"]
+ARGS, SHAPE = SimpleNamespace(slug="llama-3.2-1b", quantization=None), models.SHAPES["llama-3.2-1b"]
 TIMES = {"standard": [1.4] * 3, "standard_body": [1.2] * 3, "plugin_body": [0.6] * 3, "plugin": [0.75] * 3}
 
 
@@ -149,6 +149,15 @@ def test_rows_compare_like_with_like():
     assert with_head["floor_bytes"] - without["floor_bytes"] == 128256 * 2048 * 2
     assert (with_head["off_head_ms"], with_head["on_head_ms"]) == (pytest.approx(0.2), pytest.approx(0.15))
     assert without["off_floor_share"] == pytest.approx(without["floor_ms"] / 1.2, abs=1e-4)
+
+
+def test_an_fp8_row_has_the_floor_of_fp8_matrices():
+    shape, args = models.SHAPES["qwen3-8b"], SimpleNamespace(slug="qwen3-8b-fp8", quantization="fp8")
+    (row,) = standard_step.rows_of(args, shape, 1, 1024, {"standard": [3.0] * 3}, [], {}, 4000.0)
+    assert (row["model"], row["dtype"], row["metric"]) == ("qwen3-8b-fp8", "fp8", "step_head")
+    kv, head = 1024 * 36 * 2 * 8 * 128 * 2, 151936 * 4096 * 2
+    matrices = 36 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 12288)
+    assert row["floor_bytes"] == pytest.approx(kv + head + matrices * (1 + 4 / 128**2), rel=1e-3)
 
 
 def test_the_table_shows_ratios_and_failures(tmp_path):
