@@ -1,14 +1,17 @@
 """The bench's own inputs, driven through the kernel in host emulation at a tiny geometry, and the rows it makes of times."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from sgl_lowlatency.bench import decode_step, floors, timing  # noqa: E402
+from sgl_lowlatency import config  # noqa: E402
+from sgl_lowlatency.bench import decode_step, floors, provenance, timing  # noqa: E402
 from sgl_lowlatency.bench.inputs import Inputs, Pool  # noqa: E402
 from sgl_lowlatency.bench.lm_head import LmHead  # noqa: E402
+from sgl_lowlatency.bench.results import Results  # noqa: E402
 from sgl_lowlatency.bench.shapes import PRESETS, Shape  # noqa: E402
 from sgl_lowlatency.kernels.decode_step import DecodeStep  # noqa: E402
 from sgl_lowlatency.plan.static_plan import make_plan  # noqa: E402
@@ -98,3 +101,55 @@ def test_graphs_are_timed_in_turn_with_as_many_replays_as_fill_a_group(monkeypat
     monkeypatch.setattr(timing, "group_ms", group_ms)
     assert timing.in_turn(["a", "b"], groups=3, target_ms=10.0) == [[0.5] * 3, [2.0] * 3]
     assert calls[-6:] == [("a", 20), ("b", 5)] * 3
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """measure() on the CPU: the kernel in emulation, a graph's replay is its launch, times are made up."""
+    monkeypatch.setattr(config, "get", lambda: config.Config(emulate=True))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(timing, "capture", lambda run: SimpleNamespace(replay=run))
+    monkeypatch.setattr(timing, "in_turn", lambda replays, groups, target_ms: [[1.0] * groups, [1.5] * groups])
+    monkeypatch.setattr(decode_step, "device_id", lambda device: None)
+    monkeypatch.setattr(provenance, "gpu", lambda device_id=None: {"gpu": "none", "num_gpus": 0, "driver": "none", "clocks_mhz": {}})
+    results = Results(None, what="kernel-step", name="x", weights="w", command=["x"], commit="abc")
+    settings = decode_step.Settings(rows=(1, 3), contexts=(5, 21), groups=3)
+
+    def measure(shape):
+        said = []
+        decode_step.measure("tiny", shape, settings, results, 4000.0, CPU, said.append)
+        return results.content["rows"], said
+
+    return measure
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_case_is_measured_and_passes_its_checks(emulated, tied):
+    rows, said = emulated(dataclasses.replace(SHAPE, tied_head=tied))
+    assert [(row["rows"], row["context"]) for row in rows] == [(1, 5), (3, 5), (1, 21), (3, 21)]
+    assert [row["problems"] for row in rows] == [[]] * 4
+    assert [(row["on_ms"], row["step_head_ms"], row["head_ms"]) for row in rows] == [([1.0] * 3, [1.5] * 3, 0.5)] * 4
+    assert len({row["plan"] for row in rows}) == 2 and said[-1].endswith("output checked")
+
+
+def test_a_replay_that_does_nothing_is_found(emulated, monkeypatch):
+    monkeypatch.setattr(timing, "capture", lambda run: SimpleNamespace(replay=lambda: None))
+    rows, _ = emulated(SHAPE)
+    for row in rows:
+        assert "1 of 4 launches counted" in row["problems"] and "eager and replayed outputs differ" in row["problems"]
+
+
+def test_a_kernel_that_ends_itself_is_reported_in_its_own_words(emulated, monkeypatch):
+    make = Inputs.make
+
+    def with_bad_token(shape, *others):
+        inputs = make(shape, *others)
+        inputs.tensors[0][0] = shape.vocab + 7
+        return inputs
+
+    monkeypatch.setattr(Inputs, "make", with_bad_token)
+    with pytest.raises(RuntimeError, match=r"row 0 has input id 307, outside 0..299"):
+        emulated(SHAPE)
