@@ -20,7 +20,7 @@ from benchmark.common import deadline
 from sgl_lowlatency.bench import decode_step, read_bandwidth, report
 from sgl_lowlatency.bench.inputs import Inputs
 from sgl_lowlatency.bench.results import Results
-from sgl_lowlatency.cli.bench import numbers
+from sgl_lowlatency.cli.bench import missing, numbers
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan.panels import DEFAULT_PANEL_BUDGET_BYTES
 
@@ -61,6 +61,9 @@ def main() -> int:
     parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
     parser.add_argument("--deadline", type=float, default=300, help="seconds after which everything is killed")
     args = parser.parse_args()
+    if refusal := missing():
+        print(f"decode_step: {refusal}", file=sys.stderr)
+        return 2
     settings = decode_step.Settings(
         args.rows, args.contexts, args.groups, args.group_ms, args.kernel_deadline, panel_budget_bytes=args.panel_budget
     )

@@ -217,6 +217,9 @@ def table(content: dict) -> str:
 
 def main() -> int:
     args = parse()
+    if not torch.cuda.is_available():
+        print("standard_step: no GPU is visible, and a time without one is not a measurement", file=sys.stderr)
+        return 2
     shape = models.named_shape(args.model, args.layers)
     results = Results(
         args.out,

@@ -172,3 +172,12 @@ def test_the_table_shows_ratios_and_failures(tmp_path):
     assert "2.000" in lines[3]
     assert lines[4].split()[:6] == ["step_head", "2", "1024", "1.5000", "-", "-"]
     assert lines[5] == "8 rows of 5 tokens: no"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("script", ["standard_step", "decode_step"])
+def test_no_script_measures_without_a_gpu(tmp_path, script):
+    command = [sys.executable, "-m", f"benchmark.kernels.{script}", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[3])
+    assert done.returncode == 2 and "no GPU is visible" in done.stderr
+    assert not list(tmp_path.iterdir())
