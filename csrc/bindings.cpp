@@ -13,12 +13,14 @@
 #include "emulation/decode_step.hpp"
 #include "emulation/selftest.hpp"
 #include "launch/decode_step.hpp"
+#include "launch/weight_map.hpp"
 
 namespace py = pybind11;
 
 namespace sgl_lowlatency {
 namespace {
 
+using MatrixTuple = std::tuple<uintptr_t, int32_t, int32_t, int32_t>;  // the fields of abi::WeightMatrix
 // Name, address, bytes and track_reads of memory whose ordering the emulation checks (emulation::Region).
 using RegionTuple = std::tuple<std::string, uintptr_t, size_t, bool>;
 
@@ -42,6 +44,23 @@ py::bytes pack_table(const std::vector<std::vector<Word>>& entries) {
                                   std::to_string(kFields));
     }
     std::memcpy(&bytes[i * sizeof(T)], entries[i].data(), sizeof(T));
+  }
+  return py::bytes(bytes);
+}
+
+// A device table of WeightMaps.
+py::bytes pack_weight_maps(const std::vector<MatrixTuple>& matrices, bool is_cuda) {
+  std::string bytes(matrices.size() * sizeof(abi::WeightMap), '\0');
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const auto& [weight, num_rows, k_extent, num_parts] = matrices[i];
+    const abi::WeightMatrix matrix{reinterpret_cast<const abi::bf16*>(weight), num_rows, k_extent, num_parts};
+#ifdef SGL_LOWLATENCY_WITH_CUDA
+    const abi::WeightMap map = is_cuda ? launch::encode_weight_map_cuda(matrix) : launch::encode_weight_map_host(matrix);
+#else
+    if (is_cuda) throw std::invalid_argument("this build has no CUDA kernels");
+    const abi::WeightMap map = launch::encode_weight_map_host(matrix);
+#endif
+    std::memcpy(&bytes[i * sizeof(map)], &map, sizeof(map));
   }
   return py::bytes(bytes);
 }
@@ -142,13 +161,15 @@ void bind_abi(py::module_& m) {
         p.ops[op] = {k_extent, k_panel, num_tiles};
       }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"));
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
-  SGL_POINTER(layers); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
+  SGL_POINTER(layers); SGL_POINTER(maps); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
   SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc);
   SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out);
   SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
-  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 10>,
-        "Device table of LayerWeights from 10 pointers a layer, in the struct's order");
+  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 6>,
+        "Device table of LayerWeights from 6 pointers a layer, in the struct's order");
+  m.def("pack_weight_maps", &pack_weight_maps, py::arg("matrices"), py::arg("is_cuda"),
+        "Table of WeightMap from (address, num_rows, k_extent, num_parts), for CUDA or for the host dialect");
   m.def("pack_kv_layers", &pack_table<abi::KvLayer, uint64_t, 2>, "Device table of KvLayer from (k, v) pointers");
   m.def("pack_tile_ranges", &pack_table<abi::TileRange, int32_t, 2>, "Device table of TileRange from (begin, count) pairs");
 }

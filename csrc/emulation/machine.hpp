@@ -155,7 +155,10 @@ struct Block {
 struct BulkCopy {
   Block* block;
   char* shared;
-  const char* global;
+  const char* global;          // of bulk_load
+  const abi::WeightMap* map;   // of load_stage, else null
+  int32_t row;
+  int32_t chunk;
   uint32_t bytes;
   uint32_t mbarrier;
   uint32_t phase;

@@ -13,6 +13,7 @@ constexpr uint64_t kIndexMask = 0xffffff;
 constexpr uint32_t kMaxCount = (1u << 20) - 1;      // PTX's range of arrival counts and of |tx-count|
 constexpr uint32_t kFailAtOnceOneIn = 8;
 constexpr uint32_t kPreemptOneIn = 32;
+constexpr int32_t kChunkLines = abi::kChunkK * 2 / static_cast<int32_t>(kLineBytes);
 
 Mbarrier& find_mbarrier(const uint64_t* address) {
   const Lane& lane = *machine->current;
@@ -96,13 +97,34 @@ void check_shared_read(Lane& lane, const void* row) {
   record_race(RaceKind::kBulkUnfinished, "shared", offset, kLineBytes, granule.issuer_warp, -1, granule.in_flight != 0);
 }
 
+// The bytes of a stage, as the copy engine lays them out.
+void copy_stage(const BulkCopy& copy) {
+  abi::WeightMatrix matrix;
+  std::memcpy(&matrix, copy.map, sizeof(matrix));
+  const int32_t part_rows = abi::kTileRows / matrix.num_parts;
+  for (int32_t row = 0; row < abi::kTileRows; ++row) {
+    const int64_t from = static_cast<int64_t>(row / part_rows) * (matrix.num_rows / matrix.num_parts) + copy.row + row % part_rows;
+    for (int32_t chunk = 0; chunk < abi::kStageChunks; ++chunk) {
+      const int32_t column = (copy.chunk + chunk) * abi::kChunkK;
+      for (int32_t j = 0; j < kChunkLines; ++j) {
+        char* const to = copy.shared + abi::stage_offset(chunk, row, j);
+        if (column >= matrix.k_extent) {
+          std::memset(to, 0, kLineBytes);
+        } else {
+          std::memcpy(to, matrix.weight + from * matrix.k_extent + column + j * (abi::kChunkK / kChunkLines), kLineBytes);
+        }
+      }
+    }
+  }
+}
+
 void finish_bulk_copy(size_t idx) {
   const BulkCopy copy = machine->bulk_copies[idx];
   machine->bulk_copies[idx] = machine->bulk_copies.back();
   machine->bulk_copies.pop_back();
   Block& block = *copy.block;
   Mbarrier& mbarrier = *block.mbarriers[copy.mbarrier];
-  std::memcpy(copy.shared, copy.global, copy.bytes);
+  copy.map == nullptr ? static_cast<void>(std::memcpy(copy.shared, copy.global, copy.bytes)) : copy_stage(copy);
   const size_t first = static_cast<size_t>(copy.shared - block.shared) / kLineBytes;
   for (size_t i = 0; i < copy.bytes / kLineBytes; ++i) block.granules[first + i].in_flight = 0;
   --block.bulk_in_flight;
@@ -110,10 +132,41 @@ void finish_bulk_copy(size_t idx) {
   if (mbarrier.phase != copy.phase || mbarrier.pending_bytes < -static_cast<int64_t>(kMaxCount)) {
     machine->report.status = Status::kMisuse;
     machine->report.message = "block " + std::to_string(block.idx) +
-                              ": bulk_load completes in a later mbarrier phase than it was issued in: its bytes were not expected";
+                              ": a bulk copy completes in a later mbarrier phase than it was issued in: its bytes were not expected";
     return;
   }
   complete_phase_if_due(block, mbarrier);
+}
+
+// Entry: `copy` without its block, mbarrier index and phase.
+void issue_copy(BulkCopy copy, uint64_t* address, const char* what) {
+  maybe_preempt(kPreemptOneIn);
+  Lane& lane = *machine->current;
+  Block& block = *lane.warp->block;
+  const size_t offset = shared_offset(block, copy.shared, copy.bytes, what);
+  Mbarrier& mbarrier = find_mbarrier(address);
+  if (!mbarrier.init_fenced) misuse(std::string(what) + ": no mbarrier_init_fence after the mbarrier's init");
+  for (size_t i = offset / kLineBytes; i < (offset + copy.bytes) / kLineBytes; ++i) {
+    SharedGranule& granule = block.granules[i];
+    const bool read_unordered = granule.read_interval != 0 && known_lanes(lane, granule.read_warp, granule.read_interval) == 0;
+    const bool in_use = granule.in_flight != 0 || granule.copies_pending != 0;
+    if (in_use || read_unordered) {
+      record_race(RaceKind::kBulkOverwrite, "shared", i * kLineBytes, kLineBytes,
+                  in_use ? granule.issuer_warp : granule.read_warp, -1, false);
+    }
+    granule.mbarrier = static_cast<uint16_t>(mbarrier.idx + 1);
+    granule.in_flight = 1;
+    granule.needs_phase = mbarrier.phase + 1;
+    granule.read_interval = 0;
+    granule.issuer_warp = lane.warp->idx;
+    granule.copy_waited = {};
+  }
+  if (machine->random.one_in(2)) std::memset(copy.shared, kPoisonByte, copy.bytes);
+  ++block.bulk_in_flight;
+  copy.block = &block;
+  copy.mbarrier = mbarrier.idx;
+  copy.phase = mbarrier.phase;
+  machine->bulk_copies.push_back(copy);
 }
 
 }  // namespace sgl_lowlatency::emulation
@@ -171,34 +224,24 @@ bool mbarrier_test(uint64_t* address, uint32_t parity) {
 }
 
 void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* address) {
-  maybe_preempt(kPreemptOneIn);
-  Lane& lane = *machine->current;
-  Block& block = *lane.warp->block;
-  const size_t offset = shared_offset(block, shared, bytes, "bulk_load");
-  if (bytes == 0 || bytes % 16 != 0 || offset % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+  if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(shared) % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     misuse("bulk_load: addresses and size must be non-zero multiples of 16 bytes");
   }
-  Mbarrier& mbarrier = find_mbarrier(address);
-  if (!mbarrier.init_fenced) misuse("bulk_load: no mbarrier_init_fence after the mbarrier's init");
+  issue_copy({nullptr, static_cast<char*>(shared), static_cast<const char*>(global), nullptr, 0, 0, bytes, 0, 0}, address, "bulk_load");
   machine->global.check_constant_range(global, bytes);
-  for (size_t i = offset / kLineBytes; i < (offset + bytes) / kLineBytes; ++i) {
-    SharedGranule& granule = block.granules[i];
-    const bool read_unordered = granule.read_interval != 0 && known_lanes(lane, granule.read_warp, granule.read_interval) == 0;
-    const bool in_use = granule.in_flight != 0 || granule.copies_pending != 0;
-    if (in_use || read_unordered) {
-      record_race(RaceKind::kBulkOverwrite, "shared", i * kLineBytes, kLineBytes,
-                  in_use ? granule.issuer_warp : granule.read_warp, -1, false);
-    }
-    granule.mbarrier = static_cast<uint16_t>(mbarrier.idx + 1);
-    granule.in_flight = 1;
-    granule.needs_phase = mbarrier.phase + 1;
-    granule.read_interval = 0;
-    granule.issuer_warp = lane.warp->idx;
-    granule.copy_waited = {};
+}
+
+void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t chunk, uint64_t* address) {
+  const Block& block = *machine->current->warp->block;
+  abi::WeightMatrix matrix;
+  std::memcpy(&matrix, map, sizeof(matrix));
+  const int32_t part_rows = abi::kTileRows / matrix.num_parts, num_rows = matrix.num_rows / matrix.num_parts;
+  if ((static_cast<char*>(shared) - block.shared) % abi::kStageAlignment != 0) misuse("load_stage: the stage is not at a multiple of 1024 bytes");
+  if (row < 0 || row + part_rows > num_rows || chunk < 0 || chunk * abi::kChunkK >= matrix.k_extent) {
+    misuse("load_stage: row " + std::to_string(row) + ", chunk " + std::to_string(chunk) + " is outside the matrix");
   }
-  if (machine->random.one_in(2)) std::memset(shared, kPoisonByte, bytes);
-  ++block.bulk_in_flight;
-  machine->bulk_copies.push_back({&block, static_cast<char*>(shared), static_cast<const char*>(global), bytes, mbarrier.idx, mbarrier.phase});
+  issue_copy({nullptr, static_cast<char*>(shared), nullptr, map, row, chunk, abi::kStageBytes, 0, 0}, address, "load_stage");
+  machine->global.check_constant_range(matrix.weight, sizeof(bf16) * static_cast<size_t>(matrix.num_rows) * matrix.k_extent);
 }
 
 }  // namespace sgl_lowlatency::dialect

@@ -195,7 +195,7 @@ struct Storage {
 
   char* reserve_shared(size_t bytes) {
     if (bytes > shared_bytes) {
-      shared.reset(static_cast<char*>(std::aligned_alloc(128, bytes)));
+      shared.reset(static_cast<char*>(std::aligned_alloc(abi::kStageAlignment, bytes)));
       shared_bytes = shared ? bytes : 0;
       if (!shared) throw std::bad_alloc();
     }
@@ -204,7 +204,10 @@ struct Storage {
   }
 };
 
-size_t shared_stride(size_t shared_bytes) { return (shared_bytes + 127) / 128 * 128 + kRedZoneBytes; }
+// Every block's shared memory begins at a multiple of kStageAlignment, as on the GPU.
+size_t shared_stride(size_t shared_bytes) {
+  return (shared_bytes + kRedZoneBytes + abi::kStageAlignment - 1) / abi::kStageAlignment * abi::kStageAlignment;
+}
 
 void check_red_zones(const Machine& m, Report& report) {
   const size_t begin = m.shared_bytes, end = shared_stride(m.shared_bytes);

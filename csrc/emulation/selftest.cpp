@@ -14,6 +14,7 @@ const Selftests& selftests() {
     add_clears_selftests(tests);
     add_machine_selftests(tests);
     add_copy_async_selftests(tests);
+    add_load_stage_selftests(tests);
     add_misuse_selftests(tests);
     return tests;
   }();

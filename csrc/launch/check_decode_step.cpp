@@ -53,7 +53,7 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
   require(p.generation_bytes >= at.total_bytes && p.generation_bytes % 128 == 0,
           "generation_bytes " + text(p.generation_bytes) + " does not hold the " + text(at.total_bytes) + " bytes of a generation in 128-byte units");
   const void* const pointers[] = {
-      p.layers, p.kv, p.tiles, p.embedding, p.final_norm, p.cos_sin,
+      p.layers, p.maps, p.kv, p.tiles, p.embedding, p.final_norm, p.cos_sin,
       p.input_ids, p.positions, p.seq_lens, p.req_pool_indices, p.out_cache_loc, p.req_to_token,
       p.handover, p.hidden_out,
       p.sync, p.fault, p.executed_mirror,

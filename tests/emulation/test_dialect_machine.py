@@ -62,6 +62,12 @@ def test_ring_hand_over_delivers_every_tile():
         assert run("ring", seed) == [0.0]
 
 
+@pytest.mark.parametrize("name", ["load_stage", "load_stage_two_parts", "load_stage_past_k"])
+def test_a_stage_is_the_box_as_the_copy_engine_lays_it_out(name):
+    for seed in SEEDS:
+        assert run(name, seed) == [0.0]
+
+
 def test_reading_a_stage_before_its_bytes_arrived_is_found():
     for seed in range(24):
         result = _C.emulation_selftest("ring_read_early", seed)

@@ -8,7 +8,7 @@ from sgl_lowlatency import _C
 
 SEEDS = range(12)
 
-# Self-test of selftest_misuse.cpp or selftest_copy_async.cpp, and what the message must say (a regular expression).
+# Self-test of selftest_misuse.cpp, selftest_copy_async.cpp or selftest_load_stage.cpp, and what the message must say (a regular expression).
 MISUSE = [
     ("divergent_collectives", r"calls (shuffle|sync_warp) while other lanes of its warp wait in (sync_warp|shuffle)"),
     ("collective_after_exit", r"lane 7: exits while other lanes wait in shuffle|shuffle after lanes of its warp have exited"),
@@ -20,6 +20,8 @@ MISUSE = [
     ("mbarrier_uninitialised", r"mbarrier used without mbarrier_init"),
     ("mbarrier_no_barrier_after_init", r"warp 1 lane 1: mbarrier used (without mbarrier_init|with no barrier since)"),
     ("bulk_without_init_fence", r"bulk_load: no mbarrier_init_fence"),
+    ("load_stage_misaligned", r"load_stage: the stage is not at a multiple of 1024 bytes"),
+    ("load_stage_outside", r"load_stage: row 32, chunk 0 is outside the matrix"),
     ("bulk_in_flight_at_exit", r"block exits with 1 bulk loads in flight"),
     ("copy_async_never_waited_for", r"lane 4: exits with 1 copy_async_16 that it has not waited for"),
     ("copy_async_never_committed", r"lane 4: exits with 1 copy_async_16 that it has not waited for"),

@@ -79,6 +79,8 @@ class DecodeStep:
         self._sync = torch.zeros(_C.abi.kSyncStateBytes, dtype=torch.uint8, device=device)
         layer_rows = [layer.pointers() for layer in weights.layers]
         self._layer_table = self._device_table(_C.pack_layer_weights(layer_rows))
+        matrices = [matrix for layer in weights.layers for matrix in layer.matrices()]
+        self._map_table = self._device_table(_C.pack_weight_maps(matrices, is_cuda=device.type == "cuda"))
         self._kv_table = self._kv_owners = self._req_to_token = None
         self._tile_tables = {rows: self._tile_table(plan) for rows, plan in plans.items()}
         self._host = _HostWords(device)
@@ -87,7 +89,7 @@ class DecodeStep:
     @property
     def extra_bytes(self) -> int:
         """Device bytes that this object holds beside SGLang's own tensors."""
-        tables = [self._layer_table, *self._tile_tables.values()]
+        tables = [self._layer_table, self._map_table, *self._tile_tables.values()]
         return sum(t.numel() * t.element_size() for t in [self.workspace, self._sync, *tables])
 
     def attach_kv(self, k_buffers: list[torch.Tensor], v_buffers: list[torch.Tensor], req_to_token: torch.Tensor) -> None:
@@ -193,7 +195,8 @@ class DecodeStep:
         params.num_stages, params.max_panel_bytes, params.max_tiles_multi_panel = plan.num_stages, plan.max_panel_bytes, plan.max_tiles_multi_panel
         params.shared = abi.smem_layout(rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
         params.deadline_ns = int(deadline_s * 1e9)
-        params.layers, params.tiles = self._layer_table.data_ptr(), self._tile_tables[rows].data_ptr()
+        params.layers, params.maps = self._layer_table.data_ptr(), self._map_table.data_ptr()
+        params.tiles = self._tile_tables[rows].data_ptr()
         params.embedding, params.final_norm = self._weights.embedding.data_ptr(), self._weights.final_norm.data_ptr()
         params.cos_sin = self._weights.cos_sin.data_ptr()
         params.handover, params.generation_bytes = self.workspace.data_ptr(), plan.generation_bytes

@@ -30,8 +30,13 @@ class LayerTensors:
 
     def pointers(self) -> list[int]:
         """Addresses in the order of abi::LayerWeights, 0 for what the model does not have."""
-        order = (self.input_norm, self.qkv, self.qkv_bias, self.q_norm, self.k_norm, self.out_proj, self.post_norm, self.gate_up, self.down)
+        order = (self.input_norm, self.qkv_bias, self.q_norm, self.k_norm, self.post_norm)
         return [0 if tensor is None else tensor.data_ptr() for tensor in order] + [0]  # the last is reserved
+
+    def matrices(self) -> list[tuple[int, int, int, int]]:
+        """The fields of abi::WeightMatrix of each weight, in the order of abi::OpIdx; gate_up is two parts."""
+        weights = ((self.qkv, 1), (self.out_proj, 1), (self.gate_up, 2), (self.down, 1))
+        return [(weight.data_ptr(), *weight.shape, num_parts) for weight, num_parts in weights]
 
 
 @dataclasses.dataclass(frozen=True)

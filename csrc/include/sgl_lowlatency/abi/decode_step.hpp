@@ -25,14 +25,13 @@ constexpr int32_t kMinItemTokens = 64;                  // least tokens of an it
 constexpr int32_t kWarpTokens = 16;                     // tokens that one warp attends to at a time: the M of the MMA
 constexpr int32_t kItemTokenMultiple = kWarpTokens;     // an item begins at a multiple of this
 constexpr int32_t kNumConsumerWarps = 8;
-constexpr int32_t kNumProducerWarps = 4;                // share the issue of a stage's row copies
+constexpr int32_t kNumProducerWarps = 1;
 constexpr int32_t kNumThreads = (kNumConsumerWarps + kNumProducerWarps) * 32;  // consumers first
 constexpr int32_t kStageK = 512;                        // K elements of one ring stage
-constexpr int32_t kStagePitchBytes = kStageK * 2 + 16;  // 16 bytes of padding keep ldmatrix free of bank conflicts
-constexpr int32_t kStageBytes = kTileRows * kStagePitchBytes;
+constexpr int32_t kStageBytes = kTileRows * kStageK * 2;
 constexpr int32_t kMaxStages = 16;
-constexpr int32_t kMaxStagesInFlight = 3;               // stages of a block requested and not yet landed
-constexpr int32_t kMaxStagesInFlightAhead = 2;          // the same while the ring fills ahead of a long wait (produce_weights)
+constexpr int32_t kMaxStagesInFlight = 4;               // stages of a block requested and not yet landed
+constexpr int32_t kMaxStagesInFlightAhead = 2;          // the same for a ring's worth of stages at the begin of an operation (produce_weights)
 constexpr int32_t kRowStateBytes = 896;
 constexpr int32_t kPanelPadBytes = 16;                  // padding of one activation-panel row, for ldmatrix as well
 constexpr int32_t kScratchPitch = 18;                   // floats from one column of a partial tile to the next: even, for pairs; few bank conflicts
@@ -55,17 +54,19 @@ enum EdgeIdx : int32_t {
   kNumEdges = 6
 };
 
-// One decoder layer's weights in SGLang's own tensors. All bf16, row-major, contiguous.
+// The four weight matrices of a layer in SGLang's own tensors, bf16, row-major, contiguous, are read through WeightMaps
+// (abi/weight_map.hpp) in the order of OpIdx:
+//   qkv [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden], rows q | k | v;  out_proj [hidden, num_q_heads * head_dim];
+//   gate_up [2 * intermediate, hidden], rows gate | up, two parts;  down [hidden, intermediate]
+struct WeightMap;
+
+// What else a layer has, bf16.
 struct LayerWeights {
   const bf16* input_norm;  // [hidden]
-  const bf16* qkv;         // [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden], rows q | k | v
   const bf16* qkv_bias;    // [(num_q_heads + 2 * num_kv_heads) * head_dim], or null: no bias
   const bf16* q_norm;      // [head_dim], or null: q is not normalised
   const bf16* k_norm;      // [head_dim], or null: k is not normalised
-  const bf16* out_proj;    // [hidden, num_q_heads * head_dim]
   const bf16* post_norm;   // [hidden]
-  const bf16* gate_up;     // [2 * intermediate, hidden], rows gate | up
-  const bf16* down;        // [hidden, intermediate]
   const bf16* reserved;    // null
 };
 static_assert(sizeof(LayerWeights) % 16 == 0, "entries are copied in units of 16 bytes");
@@ -174,7 +175,7 @@ struct SmemLayout {
   int32_t scratch;       // [2][kNumConsumerWarps][rows][kScratchPitch] float: cross-warp partial tiles
   int32_t accumulators;  // [max_tiles_multi_panel][rows * kTileRows] float; empty when every op has one panel
   int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes
-  int32_t ring;          // [num_stages][kTileRows][kStagePitchBytes]
+  int32_t ring;          // [num_stages] of kStageBytes, at a multiple of 1024 (abi/weight_map.hpp)
   int32_t total_bytes;
 };
 
@@ -239,7 +240,7 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
   at.scratch = at.slots + kNumConsumerWarps * 2 * kWarpTokens * 4;
   at.accumulators = at.scratch + 2 * kNumConsumerWarps * rows * kScratchPitch * 4;
   at.panel = (at.accumulators + max_tiles_multi_panel * rows * kTileRows * 4 + 127) / 128 * 128;
-  at.ring = (at.panel + max_panel_bytes + 127) / 128 * 128;
+  at.ring = (at.panel + max_panel_bytes + 1023) / 1024 * 1024;
   at.total_bytes = at.ring + num_stages * kStageBytes;
   return at;
 }
@@ -256,6 +257,7 @@ struct DecodeStepParams {
   uint64_t deadline_ns;           // of a wait for an edge; a wait for the ring lasts twice as long
 
   const LayerWeights* layers;  // [num_layers], device memory
+  const WeightMap* maps;       // [num_layers][kNumOps], device memory
   const KvLayer* kv;           // [num_layers], device memory
   const TileRange* tiles;      // [grid][kNumOps], device memory
   const bf16* embedding;       // [vocab, hidden]

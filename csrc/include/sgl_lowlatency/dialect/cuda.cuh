@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "sgl_lowlatency/abi/decode_step.hpp"
+#include "sgl_lowlatency/abi/weight_map.hpp"
 #include "sgl_lowlatency/dialect/planted.hpp"
 
 #define SGL_DEVICE __device__ __forceinline__
@@ -43,7 +44,7 @@ SGL_DEVICE int32_t sm_idx() {
 
 // --- shared memory and barriers ------------------------------------------------------------------------------------------
 SGL_DEVICE char* shared_base() {
-  extern __shared__ __align__(128) char sgl_lowlatency_shared[];
+  extern __shared__ __align__(1024) char sgl_lowlatency_shared[];
   return sgl_lowlatency_shared;
 }
 // Not a call of the dialect: the operand of the instructions below.
@@ -158,8 +159,13 @@ SGL_DEVICE bool mbarrier_test(uint64_t* bar, uint32_t parity) {
   return done != 0;
 }
 // L2 evict-first: a weight is read once a step, and the KV cache and activations want the L2.
+constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+SGL_DEVICE void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t chunk, uint64_t* bar) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(
+                   shared_address(shared)), "l"(map), "r"(0), "r"(row), "r"(0), "r"(chunk), "r"(shared_address(bar)), "l"(kEvictFirst) : "memory");
+}
+SGL_DEVICE void prefetch_map(const abi::WeightMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 SGL_DEVICE void bulk_load(void* shared, const void* global, int32_t bytes, uint64_t* bar) {
-  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
                    shared_address(shared)), "l"(global), "r"(bytes), "r"(shared_address(bar)), "l"(kEvictFirst) : "memory");
 }

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "sgl_lowlatency/abi/decode_step.hpp"
+#include "sgl_lowlatency/abi/weight_map.hpp"
 #include "sgl_lowlatency/dialect/planted.hpp"
 
 #define SGL_DEVICE inline
@@ -158,6 +159,8 @@ void mbarrier_arrive_expect_bytes(uint64_t* mbarrier, uint32_t bytes);
 // True once the phase of this parity has completed.
 bool mbarrier_test(uint64_t* mbarrier, uint32_t parity);
 void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* mbarrier);
+void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t chunk, uint64_t* mbarrier);
+SGL_DEVICE void prefetch_map(const abi::WeightMap*) {}  // a hint: nothing to see
 
 void ldmatrix_x4(uint32_t (&r)[4], const void* shared_row);
 void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);

@@ -12,8 +12,9 @@ template <int32_t kNTiles>
 SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width,
                                int32_t warp, int32_t lane, float (&c)[kNTiles][2][4]) {
   constexpr int32_t kWarpK = abi::kStageK / abi::kNumConsumerWarps, kPairs = kWarpK / 32;
-  static_assert(kWarpK % 64 == 0, "whole pairs of k16 steps, and widths are multiples of 64");
-  const char* a_row = stage + (lane % 16) * abi::kStagePitchBytes + (warp * kWarpK + lane / 16 * 8) * 2;
+  static_assert(kWarpK == abi::kChunkK, "a warp takes one chunk of the stage; widths are multiples of it");
+  const char* const chunk = stage + abi::stage_offset(warp, 0, 0);
+  const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first k16 step; the step's number is xored in
   const char* b_row[kNTiles];
   int32_t b_step[kNTiles];
 SGL_UNROLL
@@ -23,12 +24,12 @@ SGL_UNROLL
     b_row[t] = is_row ? s.panel() + row * pitch + (k_local + warp * kWarpK + lane / 8 * 8) * 2 : s.zero_row();
     b_step[t] = is_row ? 64 : 0;  // bytes of 32 K elements; rows beyond p.rows read zeros
   }
+  if (warp * kWarpK >= width) return;
 SGL_UNROLL
   for (int32_t pair = 0; pair < kPairs; ++pair) {
-    if (warp * kWarpK + pair * 32 >= width) break;
     uint32_t a0[4], a1[4];
-    dialect::ldmatrix_x4(a0, a_row + pair * 64);
-    dialect::ldmatrix_x4(a1, a_row + pair * 64 + 32);
+    dialect::ldmatrix_x4(a0, chunk + (a_lane ^ pair * 64));
+    dialect::ldmatrix_x4(a1, chunk + (a_lane ^ (pair * 64 + 32)));
 SGL_UNROLL
     for (int32_t t = 0; t < kNTiles; ++t) {
       uint32_t b[4];

@@ -9,7 +9,7 @@
 //           blocks hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16.
-// Roles     warps 0..7 consume; warps 8..11 stream the block's weights through the shared-memory ring, across every wait.
+// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
 //           lengths), and behind its first gate_up tiles the layer's upkeep.
@@ -198,7 +198,7 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   dialect::sync_block();
   if (thread == 0) keep_items(p, s);
   if (thread >= kConsumerThreads) {
-    produce_weights(p, s, (thread - kConsumerThreads) / 32, thread % 32);
+    produce_weights(p, s, thread % 32);
   } else {
     DecodeStep<kNTiles, kHeadDim>(p, s).run();
   }

@@ -1,0 +1,71 @@
+// Self-test of load_stage: what a stage holds and where, against the copy engine's rules written out here: boxes are laid out
+// innermost first, and its 128-byte swizzle replaces address bits 4..6 by their exclusive or with bits 7..9.
+#include "emulation/selftest.hpp"
+#include "launch/weight_map.hpp"
+#include "sgl_lowlatency/dialect/dialect.hpp"
+
+namespace sgl_lowlatency::emulation {
+namespace {
+
+using namespace dialect;
+
+constexpr int32_t kMatrixRows = 64, kMatrixK = 640;  // the second stage of a tile is a quarter inside the matrix
+
+struct Source {
+  alignas(16) bf16 elements[kMatrixRows * kMatrixK];
+};
+
+// Element number i holds its own number, which 16 bits tell apart.
+const Source& source() {
+  static const Source filled = [] {
+    Source s;
+    for (int32_t i = 0; i < kMatrixRows * kMatrixK; ++i) s.elements[i] = bf16{static_cast<uint16_t>(i)};
+    return s;
+  }();
+  return filled;
+}
+
+// values: [elements that are not the box's]. The copy of the tile whose first row is `row`, from chunk `chunk` on.
+SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, int32_t misplaced_bytes = 0) {
+  const abi::WeightMap map = launch::encode_weight_map_host({source().elements, kMatrixRows, kMatrixK, num_parts});
+  double wrong = 0;
+  Options options;
+  options.seed = seed;
+  const Report report = emulation::launch(1, 32, 2048 + abi::kStageBytes, [&] {
+    if (thread_idx() != 0) return;
+    auto* const bar = reinterpret_cast<uint64_t*>(shared_base());
+    char* const stage = shared_base() + 1024 + misplaced_bytes;
+    mbarrier_init(bar, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect_bytes(bar, abi::kStageBytes);
+    load_stage(stage, &map, row, chunk, bar);
+    while (!mbarrier_test(bar, 0)) backoff();
+    const int32_t box_rows = abi::kTileRows / num_parts;
+    int32_t linear = 0;
+    for (int32_t c = 0; c < abi::kStageChunks; ++c) {
+      for (int32_t part = 0; part < num_parts; ++part) {
+        for (int32_t r = 0; r < box_rows; ++r) {
+          for (int32_t x = 0; x < 64; ++x, linear += 2) {
+            const int32_t from_row = part * (kMatrixRows / num_parts) + row + r, column = (chunk + c) * 64 + x;
+            const uint16_t expected = column < kMatrixK ? source().elements[from_row * kMatrixK + column].bits : 0;
+            const int32_t at = linear ^ (linear >> 7 & 7) << 4;
+            wrong += reinterpret_cast<const bf16*>(stage + at)->bits != expected;
+          }
+        }
+      }
+    }
+  }, options);
+  return {report, {wrong}};
+}
+
+}  // namespace
+
+void add_load_stage_selftests(Selftests& tests) {
+  tests["load_stage"] = [](uint64_t seed) { return load(seed, 1, 32, 0); };
+  tests["load_stage_two_parts"] = [](uint64_t seed) { return load(seed, 2, 16, 0); };
+  tests["load_stage_past_k"] = [](uint64_t seed) { return load(seed, 1, 48, 8); };
+  tests["load_stage_misaligned"] = [](uint64_t seed) { return load(seed, 1, 0, 0, 128); };
+  tests["load_stage_outside"] = [](uint64_t seed) { return load(seed, 2, 32, 0); };
+}
+
+}  // namespace sgl_lowlatency::emulation

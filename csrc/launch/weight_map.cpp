@@ -1,0 +1,29 @@
+// Host side of launch/weight_map.hpp.
+#include "launch/weight_map.hpp"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace sgl_lowlatency::launch {
+
+void check_weight_matrix(const abi::WeightMatrix& m) {
+  const auto require = [](bool is_met, const std::string& what) {
+    if (!is_met) throw std::invalid_argument("weight matrix: " + what);
+  };
+  require(m.weight != nullptr && reinterpret_cast<uintptr_t>(m.weight) % 16 == 0, "its address is null or not a multiple of 16");
+  require(m.num_parts == 1 || m.num_parts == 2, "num_parts " + std::to_string(m.num_parts) + " is not 1 or 2");
+  require(m.num_rows > 0 && m.num_rows % abi::kTileRows == 0,
+          "num_rows " + std::to_string(m.num_rows) + " is not a positive multiple of " + std::to_string(abi::kTileRows));
+  require(m.k_extent > 0 && m.k_extent % abi::kChunkK == 0,
+          "k_extent " + std::to_string(m.k_extent) + " is not a positive multiple of " + std::to_string(abi::kChunkK));
+}
+
+abi::WeightMap encode_weight_map_host(const abi::WeightMatrix& matrix) {
+  check_weight_matrix(matrix);
+  abi::WeightMap map{};
+  std::memcpy(&map, &matrix, sizeof(matrix));
+  return map;
+}
+
+}  // namespace sgl_lowlatency::launch

@@ -1,0 +1,38 @@
+"""Tables of weight maps: what a matrix must be for the ring to read it. What a map brings is tests/emulation's."""
+
+import pytest
+
+from sgl_lowlatency import _C
+
+ADDRESS = 0x7F0000000000
+
+
+def test_a_map_is_128_bytes_a_matrix_in_order():
+    one, other = (ADDRESS, 32, 128, 1), (ADDRESS + 4096, 64, 64, 2)
+    table = _C.pack_weight_maps([one, other], is_cuda=False)
+    assert len(table) == 2 * 128
+    assert table == _C.pack_weight_maps([one], is_cuda=False) + _C.pack_weight_maps([other], is_cuda=False)
+    assert table[:128] != table[128:]
+
+
+@pytest.mark.parametrize(
+    "matrix, message",
+    [
+        ((0, 32, 128, 1), "address is null or not a multiple of 16"),
+        ((ADDRESS + 2, 32, 128, 1), "address is null or not a multiple of 16"),
+        ((ADDRESS, 24, 128, 1), "num_rows 24 is not a positive multiple of 16"),
+        ((ADDRESS, 0, 128, 1), "num_rows 0 is not a positive multiple of 16"),
+        ((ADDRESS, 32, 96, 1), "k_extent 96 is not a positive multiple of 64"),
+        ((ADDRESS, 32, 128, 3), "num_parts 3 is not 1 or 2"),
+    ],
+)
+def test_a_matrix_that_the_ring_cannot_read_is_refused_by_its_field(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        _C.pack_weight_maps([matrix], is_cuda=False)
+
+
+def test_a_build_without_cuda_makes_no_cuda_maps():
+    if "cuda" in _C.backends():
+        pytest.skip("this build has CUDA kernels")
+    with pytest.raises(ValueError, match="no CUDA kernels"):
+        _C.pack_weight_maps([(ADDRESS, 32, 128, 1)], is_cuda=True)
