@@ -13,6 +13,7 @@
 #include "emulation/decode_step.hpp"
 #include "emulation/selftest.hpp"
 #include "launch/decode_step.hpp"
+#include "launch/read_bytes.hpp"
 #include "launch/weight_map.hpp"
 
 namespace py = pybind11;
@@ -218,6 +219,8 @@ void bind_module(py::module_& m) {
   m.def("decode_step_launch_cuda", &launch::decode_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());
   m.def("decode_step_max_blocks", &launch::decode_step_max_blocks, py::arg("params"), "Co-resident blocks of the current device");
+  m.def("read_bytes_cuda", &launch::read_bytes_cuda, py::arg("begin"), py::arg("bytes"), py::arg("out"), py::arg("stream"),
+        "Exclusive or of all 32-bit words of device memory, into a uint32: measures read bandwidth");
   m.def("allocate_host_visible", &launch::allocate_host_visible, py::arg("bytes"), "Zeroed host memory that the device reads and writes");
   m.def("free_host_visible", &launch::free_host_visible, py::arg("pointer"));
 #endif

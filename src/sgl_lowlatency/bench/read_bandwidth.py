@@ -2,20 +2,18 @@
 
     python3 -m sgl_lowlatency.bench.read_bandwidth [--gib 8]
 
-Three ways, the best counts: a Triton kernel that only reads (where torch came with Triton), torch's sum, and a copy (bytes read
-plus bytes written).
+Three ways, the best counts: a kernel of ours that only reads, torch's sum, and a copy (bytes read plus bytes written).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 
 import torch
 
+from sgl_lowlatency import _C
 from sgl_lowlatency.bench import stats
 
-BLOCK = 4096  # int32 elements of one load of the Triton kernel: 16 KiB
 
 
 def _median_ms(run, repeats: int) -> float:
@@ -30,29 +28,18 @@ def _median_ms(run, repeats: int) -> float:
     return stats.median(times[2:])
 
 
-def _triton_read(source: torch.Tensor):
-    """The Triton kernel, or None where Triton is missing or cannot compile (it wants a C compiler); then it is not in the figures."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from sgl_lowlatency.bench.triton_read import read_xor
-
-    try:
-        read_xor(source[:BLOCK], 1, BLOCK)
-    except Exception as error:  # noqa: BLE001 - a compiler's, a linker's, Triton's own
-        print(f"read bandwidth without Triton, which does not compile here: {str(error)[:200]}")
-        return None
-    return read_xor
-
-
 def _by_method(gib: float, repeats: int) -> dict[str, float]:
-    elements = int(gib * 2**30) // 4 // BLOCK * BLOCK
+    elements = int(gib * 2**30) // 4096 * 1024
     source = torch.randint(-(2**31), 2**31 - 1, (elements,), dtype=torch.int32, device="cuda")
     half = source[: elements // 2]
     target = torch.empty_like(half)
     methods = {"torch_sum": lambda: source.view(torch.float32).sum(), "torch_copy": lambda: target.copy_(half)}
-    if read_xor := _triton_read(source):
-        programs = torch.cuda.get_device_properties(source.device).multi_processor_count * 8
-        methods["triton_read"] = lambda: read_xor(source, programs, BLOCK)
+    out = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def plain_read() -> None:
+        _C.read_bytes_cuda(source.data_ptr(), source.numel() * 4, out.data_ptr(), torch.cuda.current_stream().cuda_stream)
+
+    methods["plain_read"] = plain_read
     return {name: source.numel() * 4 / _median_ms(run, repeats) / 1e6 for name, run in methods.items()}
 
 

@@ -14,55 +14,39 @@ SGL_DEVICE uint32_t pack_bf16(float low, float high) {
 // Warps that share one row of the panel: 8, 4, 2, 1 for 1, 2, 3..4, 5..16 rows.
 SGL_DEVICE int32_t warps_per_row(int32_t rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? 2 : 1; }
 
-// Vectors of 8 bf16 of one row that a thread loads at a time: numbers first, first + stride, ... below num_vecs.
-constexpr int32_t kPanelUnroll = 8;
-constexpr int32_t kPanelLead = 2;  // vectors that a thread polls while it waits; the rest follows once these are there
-struct PanelBatch {
-  uint32_t v[kPanelUnroll][4];
-};
+// A vector is 8 bf16. kPanelLead of them a thread are polled first: thousands of threads poll, while others stream weights; when these are
+// there, the rest is asked for in batches, each of which is one trip through L2.
+constexpr int32_t kPanelLead = 2;
+constexpr int32_t kPanelBatch = 14;
 
-// is_lead: the producers may still be at work. Few polls a thread then: thousands of threads poll, while others stream weights.
-SGL_DEVICE void await_batch(const DecodeStepParams& p, const sync::Awaited& of, int64_t row_begin, int32_t first, int32_t stride, int32_t num_vecs,
-                            bool is_lead, PanelBatch& batch) {
-  const uint32_t* const words = of.buffer + row_begin;
-  const sync::FaultSink sink = fault_sink(p);
-  const bool skips_wait = dialect::planted(dialect::Planted::kMissingAwait);
-  const int32_t count = (num_vecs - first + stride - 1) / stride;
+// Copies a thread's vectors first, first + stride, ... of one row, kCount at most and below num_vecs, once all of their words are there.
+// row_begin: the first word of the row in `of`.
+template <int32_t kCount>
+SGL_DEVICE void copy_vectors(const DecodeStepParams& p, const sync::Awaited& of, int64_t row_begin, int32_t first, int32_t stride, int32_t num_vecs,
+                             Vec16* out) {
+  uint32_t v[kCount][4];
 SGL_UNROLL
-  for (int32_t u = 0; u < kPanelUnroll; ++u) batch.v[u][0] = batch.v[u][1] = batch.v[u][2] = batch.v[u][3] = 0u;
-  const auto load = [&](int32_t u) {
-    if (u < count) dialect::load_words(batch.v[u], words + (first + u * stride) * 4);
-  };
-  if (is_lead) {
-    sync::wait_until(
-        sink, abi::kFaultEdgeDeadline, of.layer, of.edge, static_cast<uint32_t>(row_begin + first * 4),
-        [&] {
-          uint32_t largest = 0;
-SGL_UNROLL
-          for (int32_t u = 0; u < kPanelLead; ++u) load(u);
-SGL_UNROLL
-          for (int32_t u = 0; u < kPanelLead; ++u) largest = sync::max_word(largest, sync::largest_word(batch.v[u]));
-          return largest != abi::kUnwritten || skips_wait;
-        },
-        [] { return abi::kUnwritten; });
-  }
-SGL_UNROLL
-  for (int32_t u = 0; u < kPanelUnroll; ++u) {
-    if (u >= kPanelLead || !is_lead) load(u);  // the lead is there
-  }
+  for (int32_t u = 0; u < kCount; ++u) v[u][0] = v[u][1] = v[u][2] = v[u][3] = abi::kUnwritten;
   sync::wait_until(
-      sink, abi::kFaultEdgeDeadline, of.layer, of.edge, static_cast<uint32_t>(row_begin + first * 4),
+      fault_sink(p), abi::kFaultEdgeDeadline, of.layer, of.edge, static_cast<uint32_t>(row_begin + first * 4),
       [&] {
         uint32_t largest = 0;
+        const uint32_t* at = of.buffer + row_begin + first * 4;
 SGL_UNROLL
-        for (int32_t u = 0; u < kPanelUnroll; ++u) {
-          const uint32_t of_vector = sync::largest_word(batch.v[u]);
-          if (of_vector == abi::kUnwritten) load(u);
-          largest = sync::max_word(largest, of_vector);
+        for (int32_t u = 0; u < kCount; ++u, at += stride * 4) {
+          if (first + u * stride < num_vecs && sync::largest_word(v[u]) == abi::kUnwritten) dialect::load_words(v[u], at);
         }
-        return largest != abi::kUnwritten || skips_wait;
+SGL_UNROLL
+        for (int32_t u = 0; u < kCount; ++u) {
+          if (first + u * stride < num_vecs) largest = sync::max_word(largest, sync::largest_word(v[u]));
+        }
+        return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
       },
       [] { return abi::kUnwritten; });
+SGL_UNROLL
+  for (int32_t u = 0; u < kCount; ++u) {
+    if (first + u * stride < num_vecs) out[first + u * stride] = Vec16{{v[u][0], v[u][1], v[u][2], v[u][3]}};
+  }
 }
 
 // Copies columns [k0, k1) of each row of `source`, as they arrive. row_words: words from one row to the next.
@@ -73,18 +57,17 @@ SGL_DEVICE void load_panel(const DecodeStepParams& p, const Shared& s, const syn
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   const int32_t segments = warps_per_row(p.rows), segment = warp % segments;
   const int32_t pitch = abi::panel_row_bytes(k_panel), stride = segments * 32, num_vecs = (k1 - k0) / kVec;
-  bool is_lead = true;
+  bool is_lead = k0 == 0 && p.rows > 1;  // later columns have been there since the first ones were; one row is few polls
   for (int32_t row = warp / segments; row < p.rows; row += abi::kNumConsumerWarps / segments) {
     Vec16* const out = reinterpret_cast<Vec16*>(s.panel() + row * pitch);
-    for (int32_t first = segment * 32 + lane; first < num_vecs; first += stride * kPanelUnroll) {
-      PanelBatch x;
-      await_batch(p, source, static_cast<int64_t>(row) * row_words + k0 / 2, first, stride, num_vecs, is_lead, x);
+    const int64_t row_begin = static_cast<int64_t>(row) * row_words + k0 / 2;
+    int32_t first = segment * 32 + lane;
+    if (is_lead) {
+      if (first < num_vecs) copy_vectors<kPanelLead>(p, source, row_begin, first, stride, num_vecs, out);
+      first += kPanelLead * stride;
       is_lead = false;
-SGL_UNROLL
-      for (int32_t u = 0; u < kPanelUnroll; ++u) {
-        if (first + u * stride < num_vecs) out[first + u * stride] = Vec16{{x.v[u][0], x.v[u][1], x.v[u][2], x.v[u][3]}};
-      }
     }
+    for (; first < num_vecs; first += kPanelBatch * stride) copy_vectors<kPanelBatch>(p, source, row_begin, first, stride, num_vecs, out);
   }
 }
 
