@@ -12,7 +12,7 @@ def check_buffers(plan: StaticPlan) -> list[str]:
     """Every buffer is where the kernel looks for it, aligned, large enough, inside its generation, and apart from the others."""
     errors = []
     present = {buffer.name: buffer for buffer in plan.buffers}
-    for wanted in buffers.handover_buffers(plan.geometry, plan.rows, plan.grid):
+    for wanted in buffers.handover_buffers(plan.geometry, plan.rows, plan.grid, plan.rows_per_request):
         if wanted.name not in present:
             errors.append(f"buffer {wanted.name} is missing")
             continue

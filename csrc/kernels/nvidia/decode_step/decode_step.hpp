@@ -5,10 +5,11 @@
 //   hidden_out = rms_norm(x) * final_norm
 //
 // Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16, both in
-//           SGLang's own layout; inputs [rows] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
+//           SGLang's own layout; inputs [rows] or [requests] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
 //           blocks hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
-//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16.
+//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16. kIsVerify: requests may
+//           have several rows (DecodeStepParams::rows_per_request).
 // Roles     warps 0..7 consume; warps 8..11 stream the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
@@ -26,7 +27,7 @@ namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-template <int32_t kNTiles, int32_t kHeadDim>
+template <int32_t kNTiles, int32_t kHeadDim, bool kIsVerify>
 struct DecodeStep {
   const DecodeStepParams& p;
   const Shared& s;
@@ -163,7 +164,7 @@ SGL_UNROLL
     sync_consumers();  // the items are kept
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       run_op<abi::kOpQkv>(layer);
-      run_attention<kHeadDim>(p, s, layer);
+      run_attention<kHeadDim, kIsVerify>(p, s, layer, scratch_parity);
       run_op<abi::kOpOutProj>(layer);
       run_op<abi::kOpGateUp>(layer);
       run_op<abi::kOpDown>(layer);
@@ -175,11 +176,11 @@ SGL_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-template <int32_t kNTiles, int32_t kHeadDim>
+template <int32_t kNTiles, int32_t kHeadDim, bool kIsVerify>
 SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   const Shared s{p.shared};
   const int32_t thread = dialect::thread_idx();
-  if (thread < p.rows) load_row(p, s, thread);
+  if (thread < p.rows) load_row<kIsVerify>(p, s, thread);
   if (thread == kConsumerThreads) {
     for (int32_t i = 0; i < p.num_stages; ++i) {
       dialect::mbarrier_init(s.full(i), abi::kNumProducerWarps);
@@ -196,11 +197,11 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   }
   if (thread == 160) load_first_tables(p, s);
   dialect::sync_block();
-  if (thread == 0) keep_items(p, s);
+  if (thread == 0) keep_items<kIsVerify>(p, s);
   if (thread >= kConsumerThreads) {
     produce_weights(p, s, (thread - kConsumerThreads) / 32, thread % 32);
   } else {
-    DecodeStep<kNTiles, kHeadDim>(p, s).run();
+    DecodeStep<kNTiles, kHeadDim, kIsVerify>(p, s).run();
   }
 }
 
