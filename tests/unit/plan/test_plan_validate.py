@@ -217,3 +217,15 @@ def test_a_narrow_plan_leaves_room_for_the_widest_step():
 def test_missing_buffer():
     plan = dataclasses.replace(PLAN, buffers=tuple(b for b in PLAN.buffers if b.name != "partial_max_sum"))
     assert "buffer partial_max_sum is missing" in validate(plan)
+
+
+@pytest.mark.parametrize("rows_per_request", [0, -1, 3])
+def test_rows_that_are_no_whole_requests(rows_per_request):
+    (error,) = validate(dataclasses.replace(PLAN, rows_per_request=rows_per_request))
+    assert error == f"rows 16 is not a multiple of rows_per_request {rows_per_request}"
+
+
+def test_buffers_of_another_number_of_rows_per_request():
+    """16 query heads on 8 kv heads: items of a verify step have up to four rows' columns, a decode plan's partials hold one."""
+    errors = validate(dataclasses.replace(PLAN, rows_per_request=4))
+    assert any(error.startswith("buffer partial_out: ") and "needs" in error for error in errors)

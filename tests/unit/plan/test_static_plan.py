@@ -60,8 +60,34 @@ def test_widths_share_one_workspace():
     assert len({tuple(op.tiles for op in plan.ops) for plan in plans}) == 1
     ends = [max(buffer.offset + buffer.bytes for buffer in plan.buffers) for plan in plans]
     assert ends == sorted(ends), "a narrower step uses less of a generation"
-    assert ends[-1] == plans[-1].generation_bytes and plans[-1].rows == abi.MAX_ROWS
-    assert plans[0].workspace_bytes == 8 * ends[-1]
+    assert plans[-1].rows == abi.MAX_ROWS
+    assert plans[0].workspace_bytes == 8 * plans[0].generation_bytes
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_verify_steps_share_the_workspace_of_decode_and_are_valid(name):
+    decode = make_plan(GEOMETRIES[name], 1, 132)
+    ends = []
+    for rows_per_request in range(1, abi.MAX_ROWS + 1):
+        for rows in {rows_per_request, abi.MAX_ROWS // rows_per_request * rows_per_request}:
+            plan = make_plan(GEOMETRIES[name], rows, 132, rows_per_request=rows_per_request)
+            assert validate(plan, num_sms=132) == []
+            assert plan.workspace_bytes == decode.workspace_bytes and plan.num_requests * rows_per_request == rows
+            assert plan.num_stages >= 7 and plan.shared_memory_bytes == make_plan(GEOMETRIES[name], rows, 132).shared_memory_bytes
+            ends.append(max(buffer.offset + buffer.bytes for buffer in plan.buffers))
+    assert max(ends) <= decode.generation_bytes < max(ends) + 128
+
+
+def test_items_of_a_verify_step_have_rows_beside_heads():
+    """Qwen3-8B has four query heads a kv head: an item takes two rows of a request, the last one what is left."""
+    geometry = GEOMETRIES["qwen3-8b"]
+    plan = make_plan(geometry, 15, 132, rows_per_request=5)
+    assert plan.buffer("partial_out").shape == (132 + 3 * 8 * 3, 8, 128)
+    assert (abi.item_rows(geometry, 5), abi.item_columns(geometry, 5), abi.request_units(geometry, 5)) == (2, 8, 8 * 3)
+    assert make_plan(geometry, 15, 132).buffer("partial_out").shape == (132 + 15 * 8, 4, 128)
+    twelve = dataclasses.replace(geometry, num_q_heads=12 * 8)
+    assert (abi.item_rows(twelve, 5), abi.item_columns(twelve, 5), abi.request_units(twelve, 5)) == (1, 8, 8 * 2 * 5)
+    assert plan.hash != make_plan(geometry, 15, 132, rows_per_request=3).hash
 
 
 def test_the_buffers_hold_the_widest_step():
@@ -150,6 +176,8 @@ def test_hash_is_sha256_of_canonical_json_and_tells_plans_apart():
         ({}, 17, 132, "rows 17 is outside 1..16"),
         ({}, 0, 132, "rows 0 is outside 1..16"),
         ({}, 1, 0, "grid 0 is not positive"),
+        ({"rows_per_request": 3}, 4, 132, "rows 4 is not a multiple of rows_per_request 3"),
+        ({"rows_per_request": 0}, 4, 132, "rows_per_request 0 is not positive"),
         ({"head_dim": 96}, 1, 132, "head_dim 96 is not one of 64, 128"),
         ({"hidden": 4100}, 1, 132, "hidden_size 4100 is not a multiple of 64"),
         ({"intermediate": 12300}, 1, 132, "intermediate_size 12300 is not a multiple of 64"),
@@ -159,7 +187,8 @@ def test_hash_is_sha256_of_canonical_json_and_tells_plans_apart():
 )
 def test_unsupported_arguments_are_named(changes, rows, grid, message):
     with pytest.raises(PlanError, match=message):
-        make_plan(dataclasses.replace(GEOMETRIES["qwen3-8b"], **changes), rows, grid)
+        chain = changes.pop("rows_per_request", 1)
+        make_plan(dataclasses.replace(GEOMETRIES["qwen3-8b"], **changes), rows, grid, rows_per_request=chain)
 
 
 def test_too_little_shared_memory_is_named():
