@@ -12,13 +12,14 @@ from sgl_lowlatency.reference import dense_decode, standard_path
 from sgl_lowlatency.reference.gate import GateReport, compare
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
 
-ROWS = (1, 2, 3, 5, 8, 16)
+ROWS = (1, 2, 3, 5, 8, 16, 32)
 CONTEXTS = (1, 63, 64, 65, 1000, 8000)
 MIXED = (  # lengths that meet item, page and tile edges beside one another
     [1, 64, 65],
     [1000, 1, 63, 64, 65],
     [17, 1, 128, 129, 1000, 63, 2, 64],
     [65, 1, 300, 64, 2, 63, 100, 31, 32, 33, 15, 16, 17, 1, 127, 128],
+    [16, 17, 1, 1000, 64, 65, 2, 63, 128, 129, 15, 300, 31, 33, 100, 127, 700],
 )
 
 

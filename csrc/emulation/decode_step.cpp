@@ -10,7 +10,8 @@ namespace {
 
 template <int32_t kHeadDim, bool kIsVerify>
 void run_body(const abi::DecodeStepParams& p) {
-  p.rows <= 8 ? kernels::decode_step_body<1, kHeadDim, kIsVerify>(p) : kernels::decode_step_body<2, kHeadDim, kIsVerify>(p);
+  if (p.rows <= 8) return kernels::decode_step_body<1, kHeadDim, kIsVerify>(p);
+  p.rows <= 16 ? kernels::decode_step_body<2, kHeadDim, kIsVerify>(p) : kernels::decode_step_body<4, kHeadDim, kIsVerify>(p);
 }
 
 }  // namespace

@@ -21,7 +21,8 @@ using Kernel = void (*)(abi::DecodeStepParams);
 
 template <int32_t kHeadDim, bool kIsVerify>
 Kernel select_tiles(const abi::DecodeStepParams& p) {
-  return p.rows <= 8 ? kernels::decode_step<1, kHeadDim, kIsVerify> : kernels::decode_step<2, kHeadDim, kIsVerify>;
+  if (p.rows <= 8) return kernels::decode_step<1, kHeadDim, kIsVerify>;
+  return p.rows <= 16 ? kernels::decode_step<2, kHeadDim, kIsVerify> : kernels::decode_step<4, kHeadDim, kIsVerify>;
 }
 
 Kernel select_kernel(const abi::DecodeStepParams& p) {

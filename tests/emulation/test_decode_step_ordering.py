@@ -44,7 +44,8 @@ def test_no_race_and_the_same_bits_under_every_schedule(name, lengths, starvatio
 @pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())
 @pytest.mark.parametrize(
     ("name", "rows_per_request", "prefixes"),
-    [("group1", 8, [0, 63]), ("group1", 16, [250]), ("group2", 3, [1000, 15, 0, 65]), ("group4", 4, [16, 300]), ("group5", 2, [1, 0, 64]), ("group8", 5, [17, 400])],
+    [("group1", 8, [0, 63]), ("group1", 16, [250]), ("group2", 3, [1000, 15, 0, 65]), ("group4", 4, [16, 300]), ("group5", 2, [1, 0, 64]), ("group8", 5, [17, 400]),
+     ("group2", 4, [0, 300, 1, 15, 16, 65, 500, 63])],
 )
 def test_verify_steps_have_no_race_and_the_same_bits_under_every_schedule(name, rows_per_request, prefixes, starvation):
     """Rows of a request see one another's new tokens: of the pool, no block reads what another writes in the launch."""
@@ -136,10 +137,10 @@ def test_launches_of_changing_rows_follow_one_another(num_layers, check_order):
     geometry = deep(num_layers)
     weights = random_weights(geometry, 13)
     options = EmulationOptions(check_order=check_order)
-    chains = {1: 1, 2: 1, 5: 1, 8: 4, 16: 1}
+    chains = {1: 1, 2: 1, 5: 1, 8: 4, 16: 1, 32: 4}
     shared = Runner(geometry, weights, tuple(chains), 5, emulation=options, rows_per_request=chains)
     books = Bookkeeping()
-    for turn, rows in enumerate((1, 5, 2, 8, 1, 1, 16, 1, 5, 1, 2, 8)):
+    for turn, rows in enumerate((1, 5, 2, 8, 1, 1, 16, 1, 5, 32, 1, 2, 8)):
         options.seed = turn
         chain = chains[rows]
         lengths = [chain + (67 * rows + 31 * row) % 300 for row in range(rows // chain)]

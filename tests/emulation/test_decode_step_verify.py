@@ -49,6 +49,13 @@ def test_long_heads_and_more_heads_than_an_item_has(name, rows_per_request):
     check(TINY[name], rows_per_request, verify_batches(rows_per_request)[-2:])
 
 
+@pytest.mark.parametrize("rows_per_request", [2, 4, 8, 16, 32])
+@pytest.mark.parametrize("name", ["group2", "group4", "group5", "group8"])
+def test_steps_of_32_rows(name, rows_per_request):
+    runner = check(TINY[name], rows_per_request, verify_batches(rows_per_request, 32))
+    assert set(runner.plans) == {32}
+
+
 @pytest.mark.parametrize("rows_per_request", [12, 16])
 @pytest.mark.parametrize("group", [1, 3, 8])
 def test_chains_that_span_runs_of_tokens(group, rows_per_request):
@@ -136,9 +143,9 @@ def test_decode_and_verify_share_one_workspace():
     """Launches of decode and of verify steps in turn give what each gives alone, bit for bit."""
     geometry = TINY["group2"]
     weights = random_weights(geometry, FRESH)
-    chains = {1: 1, 6: 3, 8: 8, 16: 4, 5: 1}
+    chains = {1: 1, 6: 3, 8: 8, 16: 4, 5: 1, 32: 4}
     shared = Runner(geometry, weights, tuple(chains), GRID, rows_per_request=chains)
-    for turn, rows in enumerate([*chains, 16, 1, 8, 16, 6]):
+    for turn, rows in enumerate([*chains, 16, 1, 8, 32, 16, 6]):
         chain = chains[rows]
         inputs = random_step(geometry, [97 * rows + 5 * i for i in range(rows // chain)], FRESH + turn, rows_per_request=chain, lengths_are_prefix=True)
         alone = Runner(geometry, weights, (rows,), GRID, rows_per_request=chains)

@@ -31,6 +31,12 @@ def test_gate(name, rows_per_request):
     check(name, rows_per_request, verify_batches(rows_per_request))
 
 
+@pytest.mark.parametrize("rows_per_request", [4, 8])
+@pytest.mark.parametrize("name", CUT)
+def test_steps_of_32_rows(name, rows_per_request):
+    check(name, rows_per_request, verify_batches(rows_per_request, 32))
+
+
 @pytest.mark.parametrize("prefixes", [[0], [1], [4], [15], [17], [1000], [8000]], ids=str)
 @pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.2-1b"])
 def test_a_chain_of_sixteen(name, prefixes):
@@ -51,7 +57,7 @@ def test_padded_requests_are_harmless(name):
     assert report.passed, f"{name} seed {FRESH}\n{report}"
 
 
-@pytest.mark.parametrize(("rows_per_request", "prefixes"), [(4, [1000, 0, 63, 300]), (8, [8000 - 8, 15]), (5, [65])])
+@pytest.mark.parametrize(("rows_per_request", "prefixes"), [(4, [1000, 0, 63, 300]), (8, [8000 - 8, 15]), (5, [65]), (4, [1000, 0, 63, 300, 15, 16, 17, 65])])
 @pytest.mark.parametrize("name", CUT)
 def test_the_same_bits_over_repeats(name, rows_per_request, prefixes):
     rows = len(prefixes) * rows_per_request

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from sgl_lowlatency.kernels.abi import MAX_ROWS
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.dump import to_text
 from sgl_lowlatency.plan.picture import draw
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"one of {', '.join(GEOMETRIES)}, or the path of a model's config.json (or of the folder that holds it)",
     )
-    parser.add_argument("--rows", type=int, default=1, help="rows of the step, 1..16 (default 1)")
+    parser.add_argument("--rows", type=int, default=1, help=f"rows of the step, 1..{MAX_ROWS} (default 1)")
     parser.add_argument("--rows-per-request", type=int, default=1, help="rows of each request: above 1, a verify step (default 1)")
     parser.add_argument(
         "--grid", type=int, help=f"blocks (default: what a server uses on {H200_SMS} SMs, an H200; a small model takes fewer)"

@@ -32,7 +32,7 @@ def check_buffers(plan: StaticPlan) -> list[str]:
             errors.append(f"buffers {first.name} and {second.name} overlap at offset {second.offset}")
     most = buffers.generation_bytes(plan.geometry, plan.grid)
     if plan.generation_bytes < most:
-        errors.append(f"generation_bytes {plan.generation_bytes}: a step of {abi.MAX_ROWS} rows, which shares them, needs {most}")
+        errors.append(f"generation_bytes {plan.generation_bytes}: the widest step, which shares them, needs {most}")
     if plan.generation_bytes % buffers.ALIGNMENT_BYTES:
         errors.append(f"generation_bytes {plan.generation_bytes} is not a multiple of {buffers.ALIGNMENT_BYTES}")
     return errors

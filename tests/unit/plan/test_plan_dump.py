@@ -106,7 +106,7 @@ def test_command_reads_a_config(tmp_path, capsys):
     ("argv", "message"),
     [
         (("--geometry", "gpt-9"), "--geometry gpt-9 is neither one of qwen3-0.6b"),
-        (("--geometry", "qwen3-8b", "--rows", "40"), "rows 40 is outside 1..16"),
+        (("--geometry", "qwen3-8b", "--rows", "40"), "rows 40 is outside 1..32"),
         (("--geometry", "qwen3-8b", "--picture", "x.pdf"), "neither .svg nor .png"),
     ],
 )

@@ -163,7 +163,7 @@ def test_wrong_op(name, changes, message):
         ({"num_stages": 17}, "num_stages 17 is outside 2..16"),
         ({"num_stages": PLAN.num_stages - 1}, "is not the layout's"),
         ({"shared_memory_limit_bytes": 100 * 1024}, "exceeds the limit 102400"),
-        ({"rows": 17}, "rows 17 is outside 1..16"),
+        ({"rows": 33}, "rows 33 is outside 1..32"),
     ],
 )
 def test_wrong_shared_memory(changes, message):
@@ -198,7 +198,7 @@ def test_buffer_outside_its_generation():
     last = PLAN.buffer("partial_max_sum")
     assert validate(dataclasses.replace(PLAN, generation_bytes=last.offset)) == [
         f"buffer partial_max_sum ends at {last.offset + last.bytes}, its generation at {last.offset}",
-        f"generation_bytes {last.offset}: a step of 16 rows, which shares them, needs {PLAN.generation_bytes}",
+        f"generation_bytes {last.offset}: the widest step, which shares them, needs {PLAN.generation_bytes}",
     ]
 
 
@@ -208,7 +208,7 @@ def test_a_narrow_plan_leaves_room_for_the_widest_step():
     end = last.offset + last.bytes + 128
     assert end < PLAN.generation_bytes == narrow.generation_bytes
     assert any(
-        error.startswith(f"generation_bytes {end}: a step of 16 rows") for error in validate(dataclasses.replace(narrow, generation_bytes=end))
+        error.startswith(f"generation_bytes {end}: the widest step") for error in validate(dataclasses.replace(narrow, generation_bytes=end))
     )
     odd = dataclasses.replace(narrow, generation_bytes=narrow.generation_bytes + 64)
     assert validate(odd) == [f"generation_bytes {narrow.generation_bytes + 64} is not a multiple of 128"]

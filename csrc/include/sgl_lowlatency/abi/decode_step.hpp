@@ -18,7 +18,7 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2, "bf16 tensors are read in place");
 
-constexpr int32_t kMaxRows = 16;                        // rows of one step: two N tiles of the m16n8k16 MMA
+constexpr int32_t kMaxRows = 32;                        // rows of one step: four N tiles of the m16n8k16 MMA
 constexpr int32_t kTileRows = 16;                       // output rows of one weight tile: the M of the MMA
 constexpr int32_t kMaxHeadsPerItem = 8;                 // columns of one attention item, each a query head of a row: the N of the MMA
 constexpr int32_t kMinItemTokens = 64;                  // least tokens of an item of a sequence that has them
@@ -33,7 +33,8 @@ constexpr int32_t kStageBytes = kTileRows * kStagePitchBytes;
 constexpr int32_t kMaxStages = 16;
 constexpr int32_t kMaxStagesInFlight = 3;               // stages of a block requested and not yet landed
 constexpr int32_t kMaxStagesInFlightAhead = 2;          // the same while the ring fills ahead of a long wait (produce_weights)
-constexpr int32_t kRowStateBytes = 896;
+constexpr int32_t kRowStateBytes = 512;                 // of RowState, without what it has a row
+constexpr int32_t kRowBytes = 24;
 constexpr int32_t kPanelPadBytes = 16;                  // padding of one activation-panel row, for ldmatrix as well
 constexpr int32_t kScratchPitch = 18;                   // floats from one column of a partial tile to the next: even, for pairs; few bank conflicts
 constexpr int32_t kMergePadFloats = 4;                  // padding of one head in the attention merge: no bank conflicts
@@ -167,7 +168,7 @@ struct HandoverLayout {
 // Dynamic shared memory of one block, in this order.
 struct SmemLayout {
   int32_t barriers;      // full[kMaxStages], empty[kMaxStages] as uint64_t
-  int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes
+  int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes and kRowBytes a row
   int32_t zero_row;      // 16 zero bytes (128 reserved): the B rows beyond `rows`
   int32_t vectors;       // [kMaxHeadsPerItem + 2][head_dim] bf16: an attention item's q, k and v, kVectorBytes
   int32_t slots;         // [kNumConsumerWarps][2][kWarpTokens] int32: KV slots of the warps' first two batches of the first item
@@ -249,7 +250,7 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
   SmemLayout at{};
   at.barriers = 0;
   at.row_state = at.barriers + 2 * kMaxStages * 8;
-  at.zero_row = at.row_state + kRowStateBytes;
+  at.zero_row = at.row_state + (kRowStateBytes + rows * kRowBytes + 127) / 128 * 128;
   at.vectors = at.zero_row + 128;
   at.slots = at.vectors + kVectorBytes;
   at.scratch = at.slots + kNumConsumerWarps * 2 * kWarpTokens * 4;

@@ -131,9 +131,9 @@ struct ItemTokens {
     k_head = k_pool + kv_head * kHeadDim;
     v_head = v_pool + kv_head * kHeadDim;
     const int32_t request = request_of<kIsVerify>(p, item.row);
-    slots = p.req_to_token + static_cast<int64_t>(s.rows()->request[request]) * p.geometry.req_to_token_stride;
+    slots = p.req_to_token + static_cast<int64_t>(s.rows()->row[request].request) * p.geometry.req_to_token_stride;
     end = item.end;
-    new_begin = min_int(item.end, s.rows()->length[request] - rows_per_request<kIsVerify>(p));
+    new_begin = min_int(item.end, s.rows()->row[request].length - rows_per_request<kIsVerify>(p));
     old_end = new_begin;
     if (dialect::planted(dialect::Planted::kSiblingInPool) && has_new()) old_end = item.end - 1;
     first = item.begin + warp * abi::kWarpTokens;

@@ -20,14 +20,14 @@ struct AttentionSplit {
 static_assert(abi::kMaxRows <= abi::kMinItemTokens, "the last split begins before the first new token");
 
 // A request without tokens still has items: they hand over zeros.
-SGL_DEVICE int32_t positive_length(const Shared& s, int32_t request) { return s.rows()->length[request] > 0 ? s.rows()->length[request] : 1; }
+SGL_DEVICE int32_t positive_length(const Shared& s, int32_t request) { return s.rows()->row[request].length > 0 ? s.rows()->row[request].length : 1; }
 
 SGL_DEVICE int32_t num_splits(const Shared& s, const AttentionSplit& a, int32_t request) {
   const int32_t splits = positive_length(s, request) / a.chunk;
   return splits > 1 ? splits : 1;
 }
 
-// Entry: any thread, after the block's first barrier (RowState::length).
+// Entry: any thread, after the block's first barrier (Row::length).
 template <bool kIsVerify>
 SGL_DEVICE AttentionSplit split_attention(const DecodeStepParams& p, const Shared& s) {
   AttentionSplit a;
@@ -72,7 +72,7 @@ SGL_DEVICE AttentionItem attention_item(const DecodeStepParams& p, const Shared&
       item.num_heads = group - head_in_group < abi::kMaxHeadsPerItem ? group - head_in_group : abi::kMaxHeadsPerItem;
       item.split = (idx - first) / a.units;
       item.num_splits = splits;
-      const int32_t length = s.rows()->length[request];
+      const int32_t length = s.rows()->row[request].length;
       item.begin = split_begin(length, splits, item.split);
       item.end = split_begin(length, splits, item.split + 1);
       if (kIsVerify && item.split + 1 == splits && length > 0) {  // the last row's own token is the last it sees

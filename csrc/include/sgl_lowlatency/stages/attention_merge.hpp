@@ -69,7 +69,8 @@ template <int32_t kHeadDim, bool kIsVerify>
 SGL_DEVICE void publish_attention_out(const DecodeStepParams& p, const Shared& s, int32_t layer, const AttentionItem& item, int32_t column,
                                       int32_t position, const Merged& m) {
   const int32_t row = item.row + column_row<kIsVerify>(item, column), head = column_head<kIsVerify>(item, column);
-  const bool has_tokens = s.rows()->length[request_of<kIsVerify>(p, item.row)] > 0;  // without tokens zeros; scores that are all -inf give NaN, as a softmax does
+  // Without tokens zeros; scores that are all -inf give NaN, as a softmax does.
+  const bool has_tokens = s.rows()->row[request_of<kIsVerify>(p, item.row)].length > 0;
   const float scale = has_tokens ? 1.0f / m.sum : 0.0f;
   uint32_t words[1] = {has_tokens ? pack_bf16(m.out[0] * scale, m.out[1] * scale) : 0u};
   const int64_t element = (static_cast<int64_t>(row) * p.geometry.num_q_heads + head) * kHeadDim + element_at<kHeadDim>(position);

@@ -83,7 +83,7 @@ SGL_DEVICE void prepare_item(const DecodeStepParams& p, const Shared& s, int32_t
     const int32_t row = !kIsVerify ? item.row : is_q ? item.row + column_row<kIsVerify>(item, idx) : first_row + token;
     const int32_t head = is_q ? column_head<kIsVerify>(item, idx) : g.num_q_heads + (is_k ? 0 : g.num_kv_heads) + item.kv_head;
     const int64_t row_begin = static_cast<int64_t>(row) * (g.num_q_heads + 2 * g.num_kv_heads) * kHeadDim;
-    int32_t position = s.rows()->position[dialect::planted(dialect::Planted::kSiblingPosition) && is_k ? first_row : row];
+    int32_t position = s.rows()->row[dialect::planted(dialect::Planted::kSiblingPosition) && is_k ? first_row : row].position;
     if (dialect::planted(dialect::Planted::kWrongRope) && is_q) position = position > 0 ? position - 1 : 1;
     prepare_vector<kHeadDim>(p, qkv, row_begin + head * kHeadDim, is_q ? q_norm : is_k ? k_norm : nullptr,
                              is_q || is_k ? p.cos_sin + static_cast<int64_t>(position) * kHeadDim : nullptr,
@@ -111,7 +111,7 @@ SGL_DEVICE void write_new_tokens(const DecodeStepParams& p, const Shared& s, con
   if (vec >= kVecs) return;
   const int32_t num_rows = rows_per_request<kIsVerify>(p), first_row = request_of<kIsVerify>(p, item.row) * num_rows;
   for (int32_t token = warp; token < num_rows; token += abi::kNumConsumerWarps) {
-    const int64_t at = static_cast<int64_t>(s.rows()->slot[first_row + token]) * p.geometry.kv_slot_stride + item.kv_head * kHeadDim;
+    const int64_t at = static_cast<int64_t>(s.rows()->row[first_row + token].slot) * p.geometry.kv_slot_stride + item.kv_head * kHeadDim;
     const Vec16 value = reinterpret_cast<const Vec16*>(new_vector<kHeadDim, kIsVerify>(p, s, free_half, token, is_v))[vec];
     dialect::store_plain(reinterpret_cast<Vec16*>((is_v ? v_pool : k_pool) + at) + vec, value);
   }

@@ -42,22 +42,29 @@ struct AttentionItem {
 };
 constexpr int32_t kKeptItems = 4;
 
-// What a block knows of each row, read and checked once a launch, and what the phases keep a row or a block.
+// What a block knows of each row, read and checked once a launch, and what the phases keep of it.
+struct Row {
+  int32_t token;
+  int32_t position;
+  int32_t slot;  // KV slot of the new token
+  float inverse_rms;
+  // Of the request whose number this is, not the row's:
+  int32_t length;   // tokens, all new ones included; 0 for a request without any
+  int32_t request;  // row of req_to_token
+};
+static_assert(sizeof(Row) == abi::kRowBytes, "smem_layout reserves kRowBytes a row");
+
+// What a block knows of a launch, and its rows, as many as the step has.
 struct RowState {
-  int32_t token[abi::kMaxRows];
-  int32_t position[abi::kMaxRows];
-  int32_t length[abi::kMaxRows];   // of each request: tokens, all new ones included; 0 for a request without any
-  int32_t request[abi::kMaxRows];  // of each request: row of req_to_token
-  int32_t slot[abi::kMaxRows];     // KV slot of the new token
-  float inverse_rms[abi::kMaxRows];
   abi::TileRange tiles[abi::kNumOps];     // the block's tiles of each operation
   LayerTables tables[2];                  // of this layer and of the next one: layer % 2
   AttentionItem items[kKeptItems];        // the block's first attention items: they are the same in every layer
   int32_t num_items;                      // of the block
   int32_t first_generation;               // SyncState::first_generation
   int32_t used_bytes[abi::kGenerations];  // SyncState::used_bytes
+  Row row[abi::kMaxRows];
 };
-static_assert(sizeof(RowState) <= abi::kRowStateBytes, "smem_layout reserves kRowStateBytes");
+static_assert(offsetof(RowState, row) <= abi::kRowStateBytes, "smem_layout reserves kRowStateBytes beside the rows");
 
 // The sections of the block's shared memory (abi::SmemLayout), addressed anew at each use: nothing to keep in registers.
 struct Shared {
@@ -103,15 +110,15 @@ SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row
     return static_cast<int32_t>(value);
   };
   const abi::Geometry& g = p.geometry;
-  s.rows()->token[row] = checked(dialect::load_constant(p.input_ids + row), g.vocab, abi::kFaultBadTokenId);
-  s.rows()->position[row] = checked(dialect::load_constant(p.positions + row), g.max_position, abi::kFaultBadPosition);
-  s.rows()->slot[row] = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
+  s.rows()->row[row].token = checked(dialect::load_constant(p.input_ids + row), g.vocab, abi::kFaultBadTokenId);
+  s.rows()->row[row].position = checked(dialect::load_constant(p.positions + row), g.max_position, abi::kFaultBadPosition);
+  s.rows()->row[row].slot = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
   const int32_t num_new = rows_per_request<kIsVerify>(p), request = request_of<kIsVerify>(p, row), uncounted = num_new - p.counted_tokens;
   if (row != request * num_new) return;
   const int32_t length = checked(dialect::load_constant(p.seq_lens + request), static_cast<int64_t>(g.req_to_token_stride) + 1 - uncounted,
                                  abi::kFaultBadLength) + uncounted;
-  s.rows()->length[request] = length >= num_new ? length : 0;
-  s.rows()->request[request] = checked(dialect::load_constant(p.req_pool_indices + request), g.num_request_rows, abi::kFaultBadRequestRow);
+  s.rows()->row[request].length = length >= num_new ? length : 0;
+  s.rows()->row[request].request = checked(dialect::load_constant(p.req_pool_indices + request), g.num_request_rows, abi::kFaultBadRequestRow);
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -8,8 +8,8 @@
 //           SGLang's own layout; inputs [rows] or [requests] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
 //           blocks hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
-//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16. kIsVerify: requests may
-//           have several rows (DecodeStepParams::rows_per_request).
+//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kIsVerify:
+//           requests may have several rows (DecodeStepParams::rows_per_request).
 // Roles     warps 0..7 consume; warps 8..11 stream the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
@@ -73,13 +73,13 @@ struct DecodeStep {
       if (kOp == abi::kOpQkv) {
         if (!is_finisher) return;
         const int32_t columns = (p.geometry.num_q_heads + 2 * p.geometry.num_kv_heads) * kHeadDim;
-        const float inverse_rms = s.rows()->inverse_rms[row];
+        const float inverse_rms = s.rows()->row[row].inverse_rms;
         uint32_t words[2] = {dialect::float_to_bits(pair.y[0] * inverse_rms + low_float(early.weights)),
                              dialect::float_to_bits(pair.y[1] * inverse_rms + high_float(early.weights))};
         sync::publish(handover_buffer(p, s, layer, p.at.qkv) + row * columns + pair.tile * abi::kTileRows + pair.m, words);
       } else if (kOp == abi::kOpGateUp) {
         if (!is_finisher) return;
-        const float inverse_rms = s.rows()->inverse_rms[row];
+        const float inverse_rms = s.rows()->row[row].inverse_rms;
         float out[2];
 SGL_UNROLL
         for (int32_t i = 0; i < 2; ++i) {
@@ -129,7 +129,7 @@ SGL_UNROLL
     sync_consumers();
     for (int32_t row = dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) {
       const int64_t row_begin = static_cast<int64_t>(row) * hidden / 2;
-      const float inverse_rms = s.rows()->inverse_rms[row];
+      const float inverse_rms = s.rows()->row[row].inverse_rms;
       for (int32_t i = dialect::thread_idx(); i < hidden / 2; i += kConsumerThreads) {
         uint32_t word[1];
         sync::await_words(fault_sink(p), residual, row_begin + i, word);
