@@ -141,7 +141,11 @@ void bind_abi(py::module_& m) {
       .def_readonly("x", &abi::StreamLayout::x).def_readonly("scaled", &abi::StreamLayout::scaled)
       .def_readonly("squares", &abi::StreamLayout::squares).def_readonly("total_bytes", &abi::StreamLayout::total_bytes);
   m.def("stream_layout", &abi::stream_layout, py::arg("geometry"), py::arg("rows"), "The residual stream as it is handed over");
-  m.def("handover_layout", &abi::handover_layout, py::arg("geometry"), py::arg("rows"), py::arg("grid"), "One generation of the hand-over buffers");
+  m.def("handover_layout", &abi::handover_layout, py::arg("geometry"), py::arg("rows"), py::arg("grid"), py::arg("rows_per_request"),
+        "One generation of the hand-over buffers");
+  m.def("item_rows", &abi::item_rows, py::arg("geometry"), py::arg("rows_per_request"), "Rows of a request that share an attention item");
+  m.def("item_columns", &abi::item_columns, py::arg("geometry"), py::arg("rows_per_request"), "Most columns of one attention item");
+  m.def("request_units", &abi::request_units, py::arg("geometry"), py::arg("rows_per_request"), "Attention items of one split of a request");
 
   py::class_<abi::FaultRecord>(a, "FaultRecord")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::FaultRecord::name)
@@ -156,7 +160,8 @@ void bind_abi(py::module_& m) {
       .def_readwrite("max_tiles_multi_panel", &abi::DecodeStepParams::max_tiles_multi_panel).def_readwrite("rank", &abi::DecodeStepParams::rank)
       .def_readwrite("shared", &abi::DecodeStepParams::shared).def_readwrite("deadline_ns", &abi::DecodeStepParams::deadline_ns)
       .def_readwrite("generation_bytes", &abi::DecodeStepParams::generation_bytes).def_readwrite("at", &abi::DecodeStepParams::at)
-      .def_readwrite("stream", &abi::DecodeStepParams::stream)
+      .def_readwrite("stream", &abi::DecodeStepParams::stream).def_readwrite("rows_per_request", &abi::DecodeStepParams::rows_per_request)
+      .def_readwrite("counted_tokens", &abi::DecodeStepParams::counted_tokens)
       .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles) {
         if (op >= abi::kNumOps) throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumOps));
         p.ops[op] = {k_extent, k_panel, num_tiles};

@@ -12,20 +12,33 @@ from sgl_lowlatency.reference import dense_decode, standard_path
 from sgl_lowlatency.reference.gate import GateReport, compare
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
 
-ROWS = (1, 2, 3, 5, 8, 16)
+ROWS = (1, 2, 3, 5, 8, 16, 32)
 CONTEXTS = (1, 63, 64, 65, 1000, 8000)
 MIXED = (  # lengths that meet item, page and tile edges beside one another
     [1, 64, 65],
     [1000, 1, 63, 64, 65],
     [17, 1, 128, 129, 1000, 63, 2, 64],
     [65, 1, 300, 64, 2, 63, 100, 31, 32, 33, 15, 16, 17, 1, 127, 128],
+    [16, 17, 1, 1000, 64, 65, 2, 63, 128, 129, 15, 300, 31, 33, 100, 127, 700],
 )
+
+
+VERIFY_PREFIXES = (0, 1, 15, 16, 17, 63, 64, 65, 1000)  # new tokens begin, straddle or fill a run of 16, alone or behind old ones
+VERIFY_ROWS_PER_REQUEST = (2, 3, 4, 5, 8)
+
+
+def verify_batches(rows_per_request: int, max_rows: int = 16) -> list[list[int]]:
+    """Prefixes of full steps: every one of VERIFY_PREFIXES, the first again where the last step has room."""
+    num_requests = max_rows // rows_per_request
+    num_batches = -(-len(VERIFY_PREFIXES) // num_requests)
+    turn = [*VERIFY_PREFIXES, *VERIFY_PREFIXES]
+    return [turn[i * num_requests : (i + 1) * num_requests] for i in range(num_batches)]
 
 
 class Runner:
     """A DecodeStep with its plans, launched on copies of the inputs with every output poisoned first.
 
-    refused: take plans that the validator refuses, and no others.
+    refused: take plans that the validator refuses, and no others. rows_per_request: of a plan by its rows; 1 where it says nothing.
     """
 
     def __init__(
@@ -39,10 +52,12 @@ class Runner:
         deadline_s: float = 5.0,
         emulation: EmulationOptions | None = None,
         refused: bool = False,
+        rows_per_request: dict[int, int] | None = None,
     ):
         self.geometry, self.weights = geometry, weights
         self.device = weights.embedding.device
-        self.plans = {r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes) for r in rows}
+        chains = rows_per_request or {}
+        self.plans = {r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1)) for r in rows}
         for plan in self.plans.values():
             assert bool(validate(plan)) == refused, validate(plan)
         self.kernel = DecodeStep(geometry, self.plans, weights, self.device, deadline_s, emulation=emulation)
@@ -54,7 +69,7 @@ class Runner:
         stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
         self.kernel.launch(
             inputs.rows, inputs.input_ids, inputs.positions, inputs.seq_lens, inputs.req_pool_indices, inputs.out_cache_loc,
-            hidden, stream=stream,
+            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix,
         )
 
     def run(self, inputs: StepInputs) -> StepOutputs:

@@ -11,6 +11,7 @@ from tiny_geometries import FAMILIES
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.reference.inputs import random_weights
+from sgl_lowlatency.reference.step import StepInputs
 
 
 def _cut(name: str, num_layers: int) -> Geometry:
@@ -41,3 +42,13 @@ def gpu_runner(name: str, seed: int, rows: tuple[int, ...], **options) -> Runner
         CUT[name], weights_of(name, seed), rows, grid=properties.multi_processor_count,
         shared_memory_bytes=properties.shared_memory_per_block_optin, **options,
     )
+
+
+def copy_into(static: StepInputs, new: StepInputs) -> None:
+    """New values in the tensors that a graph holds; the KV pool too."""
+    for name, value in vars(static).items():
+        if not isinstance(value, (list, torch.Tensor)):
+            assert value == getattr(new, name), f"{name} is part of the graph"
+            continue
+        for old, fresh in zip(value, getattr(new, name), strict=True) if isinstance(value, list) else [(value, getattr(new, name))]:
+            old.copy_(fresh)

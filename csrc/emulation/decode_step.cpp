@@ -6,15 +6,25 @@
 
 namespace sgl_lowlatency::emulation {
 
+namespace {
+
+template <int32_t kHeadDim, bool kIsVerify>
+void run_body(const abi::DecodeStepParams& p) {
+  if (p.rows <= 8) return kernels::decode_step_body<1, kHeadDim, kIsVerify>(p);
+  p.rows <= 16 ? kernels::decode_step_body<2, kHeadDim, kIsVerify>(p) : kernels::decode_step_body<4, kHeadDim, kIsVerify>(p);
+}
+
+}  // namespace
+
 Report decode_step(const abi::DecodeStepParams& params, int32_t grid, const Options& options) {
   launch::check_decode_step(params, grid);
   const size_t shared_bytes = static_cast<size_t>(params.shared.total_bytes);
   return launch(grid, abi::kNumThreads, shared_bytes, [&] {
-    const bool is_narrow = params.rows <= 8;
+    const bool is_verify = params.rows_per_request > 1;
     if (params.geometry.head_dim == 64) {
-      is_narrow ? kernels::decode_step_body<1, 64>(params) : kernels::decode_step_body<2, 64>(params);
+      is_verify ? run_body<64, true>(params) : run_body<64, false>(params);
     } else {
-      is_narrow ? kernels::decode_step_body<1, 128>(params) : kernels::decode_step_body<2, 128>(params);
+      is_verify ? run_body<128, true>(params) : run_body<128, false>(params);
     }
   }, options);
 }

@@ -19,6 +19,10 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
   const auto text = [](int64_t v) { return std::to_string(v); };
   require(grid >= 1, "grid " + text(grid) + " is below 1");
   require(p.rows >= 1 && p.rows <= abi::kMaxRows, "rows " + text(p.rows) + " is outside 1.." + text(abi::kMaxRows));
+  require(p.rows_per_request >= 1 && p.rows % p.rows_per_request == 0,
+          "rows " + text(p.rows) + " is not a multiple of rows_per_request " + text(p.rows_per_request));
+  require(p.counted_tokens == 0 || p.counted_tokens == p.rows_per_request,
+          "counted_tokens " + text(p.counted_tokens) + " is neither 0 nor all new tokens of a request");
   require(g.num_layers >= 1, "num_layers " + text(g.num_layers) + " is below 1");
   require(g.head_dim == 64 || g.head_dim == 128, "head_dim " + text(g.head_dim) + " is not 64 or 128");
   require(g.num_kv_heads >= 1 && g.num_q_heads % g.num_kv_heads == 0,
@@ -46,8 +50,8 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
   const abi::SmemLayout shared = abi::smem_layout(p.rows, p.max_panel_bytes, p.max_tiles_multi_panel, p.num_stages);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0,
           "shared is not smem_layout of rows, max_panel_bytes, max_tiles_multi_panel and num_stages");
-  const abi::HandoverLayout at = abi::handover_layout(g, p.rows, grid);
-  require(std::memcmp(&at, &p.at, sizeof(at)) == 0, "at is not handover_layout of geometry, rows and grid");
+  const abi::HandoverLayout at = abi::handover_layout(g, p.rows, grid, p.rows_per_request);
+  require(std::memcmp(&at, &p.at, sizeof(at)) == 0, "at is not handover_layout of geometry, rows, grid and rows_per_request");
   const abi::StreamLayout stream = abi::stream_layout(g, p.rows);
   require(std::memcmp(&stream, &p.stream, sizeof(stream)) == 0, "stream is not stream_layout of geometry and rows");
   require(p.generation_bytes >= at.total_bytes && p.generation_bytes % 128 == 0,

@@ -19,9 +19,16 @@ void check(cudaError_t error, const char* call) {
 
 using Kernel = void (*)(abi::DecodeStepParams);
 
+template <int32_t kHeadDim, bool kIsVerify>
+Kernel select_tiles(const abi::DecodeStepParams& p) {
+  if (p.rows <= 8) return kernels::decode_step<1, kHeadDim, kIsVerify>;
+  return p.rows <= 16 ? kernels::decode_step<2, kHeadDim, kIsVerify> : kernels::decode_step<4, kHeadDim, kIsVerify>;
+}
+
 Kernel select_kernel(const abi::DecodeStepParams& p) {
-  if (p.geometry.head_dim == 64) return p.rows <= 8 ? kernels::decode_step<1, 64> : kernels::decode_step<2, 64>;
-  return p.rows <= 8 ? kernels::decode_step<1, 128> : kernels::decode_step<2, 128>;
+  const bool is_verify = p.rows_per_request > 1;
+  if (p.geometry.head_dim == 64) return is_verify ? select_tiles<64, true>(p) : select_tiles<64, false>(p);
+  return is_verify ? select_tiles<128, true>(p) : select_tiles<128, false>(p);
 }
 
 // The kernel with its shared-memory limit raised, and the bytes it needs.

@@ -63,6 +63,56 @@ def test_bad_input_is_named(change, message):
         launch(change)
 
 
+def launch_verify(change, lengths_are_prefix=True):
+    """As launch, of three requests with four rows each. req_to_token has 65 + 4 + 8 columns, or without the prefix's 4 as many less."""
+    inputs = random_step(GEOMETRY, [65, 4, 17], 31, rows_per_request=4, lengths_are_prefix=lengths_are_prefix)
+    change(inputs)
+    runner = Runner(GEOMETRY, WEIGHTS, (12,), 4, rows_per_request={12: 4})
+    runner.attach(inputs)
+    runner.launch(inputs, torch.zeros(12, GEOMETRY.hidden, dtype=torch.bfloat16))
+    return runner
+
+
+def test_good_verify_inputs_leave_no_record():
+    for prefix in (73, 0):
+        runner = launch_verify(set_to("seq_lens", 1, prefix))
+        assert runner.kernel.fault() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "lengths_are_prefix", "message"),
+    [
+        (set_to("input_ids", 7, 512), True, "row 7 has input id 512, outside 0..511 "),
+        (set_to("positions", 11, 8192), True, "row 11 has position 8192, outside 0..8191 "),
+        (set_to("out_cache_loc", 6, -1), True, "row 6 has KV slot -1, outside 0.."),
+        (set_to("seq_lens", 1, 74), True, "row 4 has sequence length 74, outside 0..73 "),  # and four new tokens are beyond 77 columns
+        (set_to("seq_lens", 2, -1), True, "row 8 has sequence length -1, outside 0..73 "),
+        (set_to("seq_lens", 1, 74), False, "row 4 has sequence length 74, outside 0..73 "),  # 73 columns, the new tokens counted
+        (set_to("req_pool_indices", 2, 7), True, "row 8 has request row 7, outside 0..6 "),
+        (spoil_old_slot, True, "row 0 has KV slot 101, outside 0..100 "),
+    ],
+    ids=["token", "position", "new slot", "prefix", "negative prefix", "length", "request row", "old slot"],
+)
+def test_bad_input_of_a_verify_step_is_named(change, lengths_are_prefix, message):
+    """What a request has is named by its first row."""
+    with pytest.raises(DecodeStepFault, match=message):
+        launch_verify(change, lengths_are_prefix)
+
+
+def test_shapes_of_a_verify_step_are_refused_before_the_launch():
+    inputs = random_step(GEOMETRY, [65, 4, 17], 31, rows_per_request=4, lengths_are_prefix=True)
+    runner = Runner(GEOMETRY, WEIGHTS, (12,), 4, rows_per_request={12: 4})
+    hidden = torch.zeros(12, GEOMETRY.hidden, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="req_to_token has 3 columns, a request may have 4 new tokens"):
+        runner.kernel.attach_kv(inputs.k_buffers, inputs.v_buffers, inputs.req_to_token[:, :3].contiguous())
+    runner.attach(inputs)
+    for name, count in (("seq_lens", 12), ("req_pool_indices", 12), ("positions", 3)):
+        wrong = type(inputs)(**{**vars(inputs), name: torch.zeros(count, dtype=torch.int64)})
+        with pytest.raises(ValueError, match=rf"{name}: shape \({count},\) is not \({15 - count},\)"):
+            runner.launch(wrong, hidden)
+    assert runner.kernel.executed() == {}
+
+
 @pytest.mark.parametrize(
     ("op", "edge", "layer"), [(0, "qkv|attention", 0), (1, "out_proj", 0), (2, "gate_up", 0), (3, "down", -1)],
     ids=["qkv", "out_proj", "gate_up", "down"],

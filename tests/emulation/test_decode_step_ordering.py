@@ -41,6 +41,44 @@ def test_no_race_and_the_same_bits_under_every_schedule(name, lengths, starvatio
         assert same_bits(outputs, first), f"seed {seed}"
 
 
+@pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())
+@pytest.mark.parametrize(
+    ("name", "rows_per_request", "prefixes"),
+    [("group1", 8, [0, 63]), ("group1", 16, [250]), ("group2", 3, [1000, 15, 0, 65]), ("group4", 4, [16, 300]), ("group5", 2, [1, 0, 64]), ("group8", 5, [17, 400]),
+     ("group2", 4, [0, 300, 1, 15, 16, 65, 500, 63])],
+)
+def test_verify_steps_have_no_race_and_the_same_bits_under_every_schedule(name, rows_per_request, prefixes, starvation):
+    """Rows of a request see one another's new tokens: of the pool, no block reads what another writes in the launch."""
+    geometry = TINY[name]
+    weights = random_weights(geometry, 11)
+    inputs = random_step(geometry, prefixes, 11, rows_per_request=rows_per_request, lengths_are_prefix=True)
+    options = EmulationOptions(check_order=True, starvation=starvation)
+    runner = Runner(geometry, weights, (inputs.rows,), 21, panel_budget_bytes=SMALL_PANEL_BYTES, emulation=options, rows_per_request={inputs.rows: rows_per_request})
+    first = None
+    for seed in range(6):
+        options.seed = seed
+        outputs = runner.run(inputs)
+        assert races_of(runner) == ([], 0), f"seed {seed}"
+        first = first or outputs
+        assert same_bits(outputs, first), f"seed {seed}"
+
+
+def test_padded_requests_collide_in_the_padding_slot_only():
+    """Requests that a graph pads, with length 1 as a prefix: they read the padding slot as their old token and write it. Nothing
+    else is unordered."""
+    geometry = TINY["group2"]
+    inputs = random_step(geometry, [65, 0], 16, num_padded=2, rows_per_request=4, lengths_are_prefix=True)
+    options = EmulationOptions(check_order=True)
+    runner = Runner(geometry, random_weights(geometry, 16), (16,), 5, emulation=options, rows_per_request={16: 4})
+    slot_bytes = geometry.num_kv_heads * geometry.head_dim * 2
+    for seed in range(4):
+        options.seed = seed
+        runner.run(inputs)
+        races = runner.kernel.last_report.races
+        assert races, "eight rows write one slot"
+        assert all("_cache[" in race.region and race.offset + race.bytes <= slot_bytes for race in races)
+
+
 def test_padded_rows_collide_in_the_padding_slot_only():
     """Rows that a graph pads all write slot 0, which nobody reads; SGLang's own kernels do the same. Nothing else is unordered."""
     geometry = TINY["group2"]
@@ -80,7 +118,9 @@ class Bookkeeping:
         """After layer l, the generation of l + CLEAR_AHEAD is clear; that of l holds a step of the plan's rows."""
         for layer in range(-1, plan.geometry.num_layers):
             self.used_bytes[(self.first + layer + 1 + abi.CLEAR_AHEAD) % abi.GENERATIONS] = 0
-            self.used_bytes[(self.first + layer + 1) % abi.GENERATIONS] = abi.handover_layout(plan.geometry, plan.rows, plan.grid).total_bytes
+            self.used_bytes[(self.first + layer + 1) % abi.GENERATIONS] = abi.handover_layout(
+                plan.geometry, plan.rows, plan.grid, plan.rows_per_request
+            ).total_bytes
         self.first = (self.first + plan.geometry.num_layers + 1) % abi.GENERATIONS
 
 
@@ -97,14 +137,17 @@ def test_launches_of_changing_rows_follow_one_another(num_layers, check_order):
     geometry = deep(num_layers)
     weights = random_weights(geometry, 13)
     options = EmulationOptions(check_order=check_order)
-    shared = Runner(geometry, weights, (1, 2, 5, 8, 16), 5, emulation=options)
+    chains = {1: 1, 2: 1, 5: 1, 8: 4, 16: 1, 32: 4}
+    shared = Runner(geometry, weights, tuple(chains), 5, emulation=options, rows_per_request=chains)
     books = Bookkeeping()
-    for turn, rows in enumerate((1, 5, 2, 8, 1, 1, 16, 1, 5, 1, 2, 8)):
+    for turn, rows in enumerate((1, 5, 2, 8, 1, 1, 16, 1, 5, 32, 1, 2, 8)):
         options.seed = turn
-        inputs = random_step(geometry, [1 + (67 * rows + 31 * row) % 300 for row in range(rows)], 13 + turn)
+        chain = chains[rows]
+        lengths = [chain + (67 * rows + 31 * row) % 300 for row in range(rows // chain)]
+        inputs = random_step(geometry, lengths, 13 + turn, rows_per_request=chain)
         outputs = shared.run(inputs)
         assert races_of(shared) == ([], 0), f"launch {turn}"
-        assert same_bits(outputs, Runner(geometry, weights, (rows,), 5).run(inputs)), f"launch {turn} of {rows} rows"
+        assert same_bits(outputs, Runner(geometry, weights, (rows,), 5, rows_per_request=chains).run(inputs)), f"launch {turn} of {rows} rows"
         plan = shared.plans[rows]
         books.launch(plan)
         assert shared.kernel.sync_words(_C.abi.kFirstGenerationOffset, 1) == [books.first]  # SyncState::first_generation
@@ -132,13 +175,14 @@ def test_whatever_earlier_launches_left_is_cleared_before_it_is_used(num_layers)
 
 
 @pytest.mark.parametrize("grid", [5, 9, 16])
-def test_generations_have_no_race_under_every_schedule(grid):
+@pytest.mark.parametrize("rows_per_request", [1, 4])
+def test_generations_have_no_race_under_every_schedule(grid, rows_per_request):
     """Also where some blocks own tiles of qkv and gate_up only."""
     geometry = deep(12)
     weights = random_weights(geometry, 17)
-    inputs = random_step(geometry, MIXED[1], 17)
+    inputs = random_step(geometry, MIXED[1] if rows_per_request == 1 else [300, 63, 17], 17, rows_per_request=rows_per_request)
     options = EmulationOptions(check_order=True)
-    runner = Runner(geometry, weights, (5,), grid, emulation=options)
+    runner = Runner(geometry, weights, (inputs.rows,), grid, emulation=options, rows_per_request={inputs.rows: rows_per_request})
     first = runner.run(inputs)
     for seed, starvation in itertools.product(range(3), STARVATION.values()):
         options.seed, options.starvation = seed, starvation

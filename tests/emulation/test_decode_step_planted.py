@@ -12,21 +12,22 @@ from sgl_lowlatency.reference.inputs import random_step, random_weights
 
 NONE, MISSING_FENCE, MISSING_AWAIT, WITHHELD_SIGNAL, OFF_BY_ONE_PAGE = 0, 1, 2, 3, 4  # dialect::Planted
 WRONG_KV_HEAD, SKIPPED_NORM, WRONG_ROPE, MASK_OFF_BY_ONE, RING_NO_WAIT = 5, 6, 7, 8, 9
+SEES_SIBLING, SIBLING_IN_POOL, SIBLING_POSITION = 10, 11, 12
 GEOMETRY = TINY["group2"]  # two kv heads, three layers
 LENGTHS = [65, 63, 300]
 UNORDERED_CLEAR, CLEAR_OVERTAKES, UNORDERED_WRITES = "word used with no order after its clear", "clear overtakes read", "unordered writes"
 WRITTEN_TWICE = "word written twice"  # by a block so far ahead that it meets the generation again before its clear
 
 
-def run(planted, seed=0, lengths=LENGTHS, check_order=False, fill_stale_slots=False, geometry=GEOMETRY, num_launches=1):
-    """(runner, gate report) of one step with the bug in it, the last of some."""
+def run(planted, seed=0, lengths=LENGTHS, check_order=False, fill_stale_slots=False, geometry=GEOMETRY, num_launches=1, rows_per_request=1):
+    """(runner, gate report) of one step with the bug in it, the last of some. lengths: prefixes where requests have several rows."""
     weights = random_weights(geometry, 21)
-    inputs = random_step(geometry, lengths, 21)
+    inputs = random_step(geometry, lengths, 21, rows_per_request=rows_per_request, lengths_are_prefix=rows_per_request > 1)
     if fill_stale_slots:  # what lies beyond a length is another sequence's KV, not NaN
         for buffer in (*inputs.k_buffers, *inputs.v_buffers):
             buffer[buffer.isnan()] = 0.5
     options = EmulationOptions(seed=seed, planted=planted, check_order=check_order)
-    runner = Runner(geometry, weights, (len(lengths),), 5, deadline_s=0.5, emulation=options)
+    runner = Runner(geometry, weights, (inputs.rows,), 5, deadline_s=0.5, emulation=options, rows_per_request={inputs.rows: rows_per_request})
     outputs = [runner.run(inputs) for _ in range(num_launches)]
     return runner, gate(geometry, weights, [inputs], outputs[-1:])
 
@@ -108,6 +109,50 @@ def test_reading_beyond_the_length_meets_poison():
     _, report = run(OFF_BY_ONE_PAGE)
     assert report.figures[0].output == "hidden"
     assert report.figures[0].num_not_finite > 0
+
+
+# Rows of a request in one item, in several, each in its own; new tokens alone, in one run of 16 with old ones, and straddling two.
+VERIFY = [("group1", 8), ("group2", 2), ("group2", 5), ("group5", 4), ("group8", 3), ("group12", 4)]
+VERIFY_PREFIXES = [[0], [14], [65]]
+
+
+@pytest.mark.parametrize("prefixes", VERIFY_PREFIXES, ids=str)
+@pytest.mark.parametrize(("name", "rows_per_request"), VERIFY)
+def test_verify_steps_without_a_bug_are_green(name, rows_per_request, prefixes):
+    runner, report = run(NONE, lengths=prefixes, check_order=True, fill_stale_slots=True, geometry=TINY[name], rows_per_request=rows_per_request)
+    assert report.passed, str(report)
+    assert runner.kernel.last_report.num_races == 0
+
+
+@pytest.mark.parametrize("prefixes", VERIFY_PREFIXES, ids=str)
+@pytest.mark.parametrize(("name", "rows_per_request"), VERIFY)
+@pytest.mark.parametrize("planted", [SEES_SIBLING, SIBLING_IN_POOL], ids=["sees a sibling", "sibling in the pool"])
+def test_a_row_that_takes_its_siblings_wrongly_misses_the_gate(planted, name, rows_per_request, prefixes):
+    """Layer 0's KV rows come before attention and stay right."""
+    _, report = run(planted, lengths=prefixes, fill_stale_slots=True, geometry=TINY[name], rows_per_request=rows_per_request)
+    figures = {figure.output: figure for figure in report.figures}
+    assert figures["hidden"].ratio > 3, str(report)
+    assert figures["k_rows[0]"].passed and figures["v_rows[0]"].passed, str(report)
+
+
+@pytest.mark.parametrize("prefixes", [[0], [14]], ids=str)
+@pytest.mark.parametrize(("name", "rows_per_request"), VERIFY)
+def test_a_sibling_rotated_to_a_wrong_position_misses_the_gate(name, rows_per_request, prefixes):
+    """Where new tokens are a good part of what a row sees: one key of many, off by one position, is within SGLang's own rounding."""
+    _, report = run(SIBLING_POSITION, lengths=prefixes, geometry=TINY[name], rows_per_request=rows_per_request)
+    figures = {figure.output: figure for figure in report.figures}
+    assert figures["hidden"].ratio > 3 and not figures["k_rows[0]"].passed, str(report)
+    assert figures["v_rows[0]"].passed, str(report)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("name", "rows_per_request"), [case for case in VERIFY if case not in (("group1", 8), ("group2", 2))])
+def test_a_sibling_read_from_the_pool_is_a_race_in_every_schedule(name, rows_per_request, seed):
+    """Where a request's rows are several items, in several blocks: whether the read or the write comes first."""
+    runner, report = run(SIBLING_IN_POOL, seed, lengths=[65], check_order=True, geometry=TINY[name], rows_per_request=rows_per_request)
+    assert not report.passed
+    races = runner.kernel.last_report.races
+    assert races and all("_cache[" in race.region for race in races)
 
 
 @pytest.mark.parametrize("seed", range(4))

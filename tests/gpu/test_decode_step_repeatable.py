@@ -3,10 +3,10 @@
 import pytest
 import torch
 from decode_step_cases import MIXED, ROWS, Runner, gate, same_bits
-from decode_step_gpu import CUT, gpu_runner, weights_of
+from decode_step_gpu import CUT, copy_into, gpu_runner, weights_of
 
 from sgl_lowlatency.reference.inputs import random_step
-from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
+from sgl_lowlatency.reference.step import StepOutputs, read_kv_rows
 
 SEED = 41
 NUM_REPEATS = 100
@@ -35,13 +35,6 @@ def test_the_same_bits_beside_other_work():
             for _ in range(8):
                 noise[0].copy_(noise[1], non_blocking=True)
         assert same_bits(runner.run(inputs), first), f"repeat {repeat}"
-
-
-def copy_into(static: StepInputs, new: StepInputs) -> None:
-    """New values in the tensors that a graph holds; the KV pool too."""
-    for name, value in vars(static).items():
-        for old, fresh in zip(value, getattr(new, name), strict=True) if isinstance(value, list) else [(value, getattr(new, name))]:
-            old.copy_(fresh)
 
 
 @pytest.mark.parametrize("name", CUT)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from types import SimpleNamespace
 
+from sgl_lowlatency.kernels.abi import MAX_ROWS
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.dump import to_text
 from sgl_lowlatency.plan.picture import draw
@@ -23,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help=f"one of {', '.join(GEOMETRIES)}, or the path of a model's config.json (or of the folder that holds it)",
     )
-    parser.add_argument("--rows", type=int, default=1, help="rows of the step, 1..16 (default 1)")
+    parser.add_argument("--rows", type=int, default=1, help=f"rows of the step, 1..{MAX_ROWS} (default 1)")
+    parser.add_argument("--rows-per-request", type=int, default=1, help="rows of each request: above 1, a verify step (default 1)")
     parser.add_argument(
         "--grid", type=int, help=f"blocks (default: what a server uses on {H200_SMS} SMs, an H200; a small model takes fewer)"
     )
@@ -52,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         geometry = load_geometry(args.geometry)
         grid = grid_for(geometry, H200_SMS) if args.grid is None and not geometry.reasons() else args.grid or H200_SMS
-        plan = make_plan(geometry, args.rows, grid, args.shared_memory_bytes)
+        plan = make_plan(geometry, args.rows, grid, args.shared_memory_bytes, rows_per_request=args.rows_per_request)
         if args.picture:
             draw(plan).save(args.picture)
     except (PlanError, ValueError, OSError) as error:

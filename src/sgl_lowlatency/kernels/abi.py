@@ -12,7 +12,7 @@ except ImportError as error:
 
 MAX_ROWS: int = _C.abi.kMaxRows  # rows of one step
 TILE_ROWS: int = _C.abi.kTileRows  # output rows of one weight tile
-MAX_HEADS_PER_ITEM: int = _C.abi.kMaxHeadsPerItem  # query heads of one attention item
+MAX_HEADS_PER_ITEM: int = _C.abi.kMaxHeadsPerItem  # columns of one attention item, each a query head of a row
 MIN_ITEM_TOKENS: int = _C.abi.kMinItemTokens  # least tokens of an attention item
 ITEM_TOKEN_MULTIPLE: int = _C.abi.kItemTokenMultiple
 NUM_CONSUMER_WARPS: int = _C.abi.kNumConsumerWarps
@@ -49,9 +49,24 @@ def attention_panel_bytes(head_dim: int) -> int:
     return _C.attention_panel_bytes(head_dim)
 
 
-def handover_layout(geometry, rows: int, grid: int):
-    """Byte offsets of the hand-over buffers in one generation, and its total_bytes."""
-    return _C.handover_layout(geometry_struct(geometry), rows, grid)
+def handover_layout(geometry, rows: int, grid: int, rows_per_request: int = 1):
+    """Byte offsets of the hand-over buffers in one generation, and its total_bytes. rows: a multiple of rows_per_request."""
+    return _C.handover_layout(geometry_struct(geometry), rows, grid, rows_per_request)
+
+
+def item_rows(geometry, rows_per_request: int) -> int:
+    """Rows of one request that share an attention item."""
+    return _C.item_rows(geometry_struct(geometry), rows_per_request)
+
+
+def item_columns(geometry, rows_per_request: int) -> int:
+    """Most columns, each a query head of a row, of one attention item."""
+    return _C.item_columns(geometry_struct(geometry), rows_per_request)
+
+
+def request_units(geometry, rows_per_request: int) -> int:
+    """Attention items of one split of a request: kv heads by subgroups of their heads by groups of rows."""
+    return _C.request_units(geometry_struct(geometry), rows_per_request)
 
 
 def stream_layout(geometry, rows: int):

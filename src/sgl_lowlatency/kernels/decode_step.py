@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DecodeStep", "DecodeStepWeights", "EmulationOptions", "LayerTensors"]
 
-_INPUTS = ("input_ids", "positions", "seq_lens", "req_pool_indices", "out_cache_loc")
+_ROW_INPUTS = ("input_ids", "positions", "out_cache_loc")
+_REQUEST_INPUTS = ("seq_lens", "req_pool_indices")
 
 
 @dataclasses.dataclass
@@ -40,7 +41,7 @@ class DecodeStep:
     """Owns the workspace of the kernel and what outlives its launches, and launches it.
 
     geometry: sizes; max_position must be the rows of weights.cos_sin. plans: rows -> StaticPlan, all of one grid, sharing
-    one workspace. weights: read in place, must stay alive and unmoved. deadline_s: of every wait in the kernel.
+    one workspace; a plan's rows_per_request says how a step of that many rows is made up. weights: read in place, must stay alive and unmoved. deadline_s: of every wait in the kernel.
     Raises ValueError for a tensor or plan that does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
@@ -104,6 +105,9 @@ class DecodeStep:
                 require_tensor(f"{name} cache of layer {layer}", buffer, (slots, g.num_kv_heads, g.head_dim), torch.bfloat16, self.device)
         if req_to_token.dim() != 2:
             raise ValueError(f"req_to_token has {req_to_token.dim()} dimensions, not 2")
+        most = max(plan.rows_per_request for plan in self._plans.values())
+        if req_to_token.shape[1] < most:
+            raise ValueError(f"req_to_token has {req_to_token.shape[1]} columns, a request may have {most} new tokens")
         require_tensor("req_to_token", req_to_token, tuple(req_to_token.shape), torch.int32, self.device)
         self._kv_owners = (k_buffers, v_buffers)
         self._req_to_token = req_to_token
@@ -128,9 +132,16 @@ class DecodeStep:
         out_cache_loc: torch.Tensor,
         hidden_out: torch.Tensor,
         stream: int = 0,
+        lengths_are_prefix: bool = False,
     ) -> None:
-        """Runs one step. Inputs int64 [rows] on the device (seq_lens includes the new token); writes hidden_out
-        [rows, hidden] bf16 and the new tokens' KV rows. stream: a cudaStream_t; capturable.
+        """Runs one step. Inputs int64 on the device; writes hidden_out [rows, hidden] bf16 and the new tokens' KV rows.
+
+        input_ids, positions and out_cache_loc are [rows]. seq_lens and req_pool_indices are [requests], of which each has the plan's
+        rows_per_request rows, one after the other: row r is new token r % rows_per_request of request r // rows_per_request, and
+        attends to the request's older tokens and to its new ones up to its own. In decode a request is a row.
+        seq_lens counts the new tokens, or with lengths_are_prefix the older ones only, as in SGLang's verify steps. A request shorter
+        than the tokens it should count has none: zeros for attention, no KV row written.
+        stream: a cudaStream_t; capturable.
 
         Raises ValueError for a tensor that does not fit; on the CPU, DecodeStepFault with the kernel's own record or
         RuntimeError with the emulation's diagnosis. On CUDA a fault surfaces at the next synchronisation (see fault()).
@@ -140,9 +151,14 @@ class DecodeStep:
         if rows not in self._params:
             raise ValueError(f"rows {rows} has no plan; there are plans for {sorted(self._params)}")
         params = self._params[rows]
-        for name, tensor in zip(_INPUTS, (input_ids, positions, seq_lens, req_pool_indices, out_cache_loc)):
-            require_tensor(name, tensor, (rows,), torch.int64, self.device)
-            setattr(params, name, tensor.data_ptr())
+        params.counted_tokens = 0 if lengths_are_prefix else params.rows_per_request
+        for names, count, tensors in (
+            (_ROW_INPUTS, rows, (input_ids, positions, out_cache_loc)),
+            (_REQUEST_INPUTS, rows // params.rows_per_request, (seq_lens, req_pool_indices)),
+        ):
+            for name, tensor in zip(names, tensors):
+                require_tensor(name, tensor, (count,), torch.int64, self.device)
+                setattr(params, name, tensor.data_ptr())
         require_tensor("hidden_out", hidden_out, (rows, self.geometry.hidden), torch.bfloat16, self.device)
         params.hidden_out = hidden_out.data_ptr()
         if self.device.type == "cuda":
@@ -191,7 +207,7 @@ class DecodeStep:
         params.geometry = abi.geometry_struct(self.geometry)
         for index, op in enumerate(plan.ops):
             params.set_op(index, op.k_extent, op.k_panel, op.num_tiles)
-        params.rows, params.rank = rows, rank
+        params.rows, params.rows_per_request, params.rank = rows, plan.rows_per_request, rank
         params.num_stages, params.max_panel_bytes, params.max_tiles_multi_panel = plan.num_stages, plan.max_panel_bytes, plan.max_tiles_multi_panel
         params.shared = abi.smem_layout(rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
         params.deadline_ns = int(deadline_s * 1e9)
@@ -200,7 +216,8 @@ class DecodeStep:
         params.embedding, params.final_norm = self._weights.embedding.data_ptr(), self._weights.final_norm.data_ptr()
         params.cos_sin = self._weights.cos_sin.data_ptr()
         params.handover, params.generation_bytes = self.workspace.data_ptr(), plan.generation_bytes
-        params.at = abi.handover_layout(self.geometry, rows, plan.grid)
+        params.at = abi.handover_layout(self.geometry, rows, plan.grid, plan.rows_per_request)
+        params.counted_tokens = plan.rows_per_request  # until a launch says otherwise
         params.stream = abi.stream_layout(self.geometry, rows)
         params.sync = self._sync.data_ptr()
         params.fault, params.executed_mirror = self._host.fault, self._host.executed
@@ -223,7 +240,7 @@ class DecodeStep:
             regions = [(f"generation {i}", self.workspace.data_ptr() + i * step, step, True) for i in range(abi.GENERATIONS)]
             regions.append(("hidden_out", hidden_out.data_ptr(), hidden_out.numel() * 2, True))
             for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
-                regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, False) for i, b in enumerate(buffers)]
+                regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, True) for i, b in enumerate(buffers)]
         report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)
         self.last_report = report
         record = self.fault()

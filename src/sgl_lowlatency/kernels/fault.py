@@ -17,7 +17,7 @@ EDGE_CONTENT = {  # what a layer hands over, by the edge's name
 _INPUT_NAMES = {
     "bad_token_id": ("input id", "the vocabulary size"),
     "bad_position": ("position", "the rows of the rope table"),
-    "bad_length": ("sequence length", "the columns of req_to_token (plus one)"),
+    "bad_length": ("sequence length", "the columns of req_to_token, less the new tokens that lengths do not count"),
     "bad_request_row": ("request row", "the rows of req_to_token"),
     "bad_slot": ("KV slot", "the slots of the KV pool"),
 }

@@ -37,12 +37,11 @@ class Buffer:
         return self.bytes // WORD_BYTES
 
 
-def handover_buffers(geometry: Geometry, rows: int, grid: int) -> tuple[Buffer, ...]:
+def handover_buffers(geometry: Geometry, rows: int, grid: int, rows_per_request: int = 1) -> tuple[Buffer, ...]:
     """The buffers of one generation of a step of `rows` rows, where abi::handover_layout places them."""
     g = geometry
-    at, stream = abi.handover_layout(g, rows, grid), abi.stream_layout(g, rows)
-    items = grid + attention_units(g, rows)  # most items of a step, whatever the lengths
-    item_heads = min(g.num_q_heads // g.num_kv_heads, abi.MAX_HEADS_PER_ITEM)
+    at, stream = abi.handover_layout(g, rows, grid, rows_per_request), abi.stream_layout(g, rows)
+    items = grid + attention_units(g, rows, rows_per_request)  # most items of a step, whatever the lengths
     tile, half_tile = abi.TILE_ROWS, abi.TILE_ROWS // 2
 
     def buffer(name, edge, dtype, shape, offset, writer, tile_columns, readers, whole_readers=()):
@@ -58,7 +57,7 @@ def handover_buffers(geometry: Geometry, rows: int, grid: int) -> tuple[Buffer, 
         )
 
     columns = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
-    partial = (items, item_heads)
+    partial = (items, abi.item_columns(g, rows_per_request))
     combine, down, final = (("combine", 0),), (("down", 0),), (FINAL_PHASE, 0)
     return (
         buffer("qkv", "qkv", "f32", (rows, columns), at.qkv, "qkv", tile, (("attention", 0),)),
@@ -81,5 +80,6 @@ def edge_words(buffers: tuple[Buffer, ...]) -> dict[str, int]:
 
 
 def generation_bytes(geometry: Geometry, grid: int) -> int:
-    """From one generation to the next: the plans of every width share one workspace."""
-    return abi.handover_layout(geometry, abi.MAX_ROWS, grid).total_bytes
+    """From one generation to the next: the plans of every width, and of any rows a request, share one workspace."""
+    chains = range(1, abi.MAX_ROWS + 1)
+    return max(abi.handover_layout(geometry, abi.MAX_ROWS // chain * chain, grid, chain).total_bytes for chain in chains)

@@ -20,9 +20,9 @@ def weight_bytes(plan: StaticPlan) -> int:
 
 
 def kv_bytes(plan: StaticPlan, context: int) -> int:
-    """Bytes of K and V that `rows` sequences of `context` tokens read in one step."""
+    """Bytes of K and V of the step's requests, each with `context` tokens: what one step must read."""
     token = 2 * 2 * plan.geometry.num_kv_heads * plan.geometry.head_dim
-    return token * context * plan.rows * plan.geometry.num_layers
+    return token * context * plan.num_requests * plan.geometry.num_layers
 
 
 def floor_ms(num_bytes: int, tb_s: float = FLOOR_TB_S) -> float:
@@ -46,11 +46,15 @@ def table(header: tuple[str, ...], rows: list[tuple]) -> list[str]:
     ]
 
 
+def describe_rows(plan: StaticPlan) -> str:
+    return f"{plan.rows} rows" + (f" ({plan.num_requests} requests of {plan.rows_per_request})" if plan.rows_per_request > 1 else "")
+
+
 def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
     """Ops, tiles per block, edges, buffers, shared memory, bytes and floors, for people to read."""
     g = plan.geometry
     lines = [
-        f"static plan {plan.hash[:16]}: {plan.rows} rows on {plan.grid} blocks, {g.num_layers} layers",
+        f"static plan {plan.hash[:16]}: {describe_rows(plan)} on {plan.grid} blocks, {g.num_layers} layers",
         f"geometry: hidden {g.hidden}, {g.num_q_heads} q heads, {g.num_kv_heads} kv heads of {g.head_dim}, "
         f"intermediate {g.intermediate}",
         "",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
 
-# What every block runs, in order, for each layer. `attention` are its items, up to their hand-over, `combine` its shares of rows
-# that were cut into several splits; an item that is all of its row hands its output over at once. Before layer 0 comes the
+# What every block runs, in order, for each layer. `attention` are its items, up to their hand-over, `combine` its shares of requests
+# that were cut into several splits; an item that has all of its tokens hands its output over at once. Before layer 0 comes the
 # embedding, as the `down` of layer -1; after the last layer, final_norm.
 LAYER_PHASES = ("qkv", "attention", "combine", "out_proj", "gate_up", "down")
 EMBEDDING_PHASE = "embedding"
@@ -33,9 +33,9 @@ def describe_consumer(phase: str, layers_later: int) -> str:
     return f"{phase} of the next layer" if layers_later else phase
 
 
-def attention_units(geometry: Geometry, rows: int) -> int:
-    """Attention outputs that one item, or the splits of one item's tokens, make: (row, kv head, subgroup)."""
-    return rows * geometry.num_kv_heads * abi.head_subgroups(geometry.num_q_heads, geometry.num_kv_heads)
+def attention_units(geometry: Geometry, rows: int, rows_per_request: int) -> int:
+    """Attention outputs that one item, or the splits of one item's tokens, make: (some rows of a request, kv head, subgroup)."""
+    return rows // rows_per_request * abi.request_units(geometry, rows_per_request)
 
 
 def make_edges(words: dict[str, int]) -> tuple[Edge, ...]:

@@ -12,7 +12,7 @@ def check_buffers(plan: StaticPlan) -> list[str]:
     """Every buffer is where the kernel looks for it, aligned, large enough, inside its generation, and apart from the others."""
     errors = []
     present = {buffer.name: buffer for buffer in plan.buffers}
-    for wanted in buffers.handover_buffers(plan.geometry, plan.rows, plan.grid):
+    for wanted in buffers.handover_buffers(plan.geometry, plan.rows, plan.grid, plan.rows_per_request):
         if wanted.name not in present:
             errors.append(f"buffer {wanted.name} is missing")
             continue
@@ -32,7 +32,7 @@ def check_buffers(plan: StaticPlan) -> list[str]:
             errors.append(f"buffers {first.name} and {second.name} overlap at offset {second.offset}")
     most = buffers.generation_bytes(plan.geometry, plan.grid)
     if plan.generation_bytes < most:
-        errors.append(f"generation_bytes {plan.generation_bytes}: a step of {abi.MAX_ROWS} rows, which shares them, needs {most}")
+        errors.append(f"generation_bytes {plan.generation_bytes}: the widest step, which shares them, needs {most}")
     if plan.generation_bytes % buffers.ALIGNMENT_BYTES:
         errors.append(f"generation_bytes {plan.generation_bytes} is not a multiple of {buffers.ALIGNMENT_BYTES}")
     return errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan.canvas import Canvas
-from sgl_lowlatency.plan.dump import FLOOR_TB_S, balance, floor_ms, weight_bytes
+from sgl_lowlatency.plan.dump import FLOOR_TB_S, balance, describe_rows, floor_ms, weight_bytes
 from sgl_lowlatency.plan.edges import attention_units
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
@@ -19,7 +19,7 @@ HAND_OVER = {"qkv": "q k v", "attention": "attention out", "out_proj": "residual
 def draw(plan: StaticPlan) -> Canvas:
     canvas = Canvas(WIDTH, 640)
     g = plan.geometry
-    canvas.text(LEFT, 34, f"decode_step: {plan.rows} rows, {g.num_layers} layers, {plan.grid} blocks (one an SM)", 20)
+    canvas.text(LEFT, 34, f"decode_step: {describe_rows(plan)}, {g.num_layers} layers, {plan.grid} blocks (one an SM)", 20)
     canvas.text(
         LEFT, 56,
         f"hidden {g.hidden}, {g.num_q_heads} q / {g.num_kv_heads} kv heads of {g.head_dim}, intermediate "
@@ -41,7 +41,7 @@ def draw_flow(canvas: Canvas, plan: StaticPlan, top: int) -> None:
         canvas.rect(x, y, box, 62, COLOURS[phase])
         canvas.text(x + box / 2, y + 25, phase, 16, "#ffffff", "middle")
         if phase == "attention":
-            detail = f"split KV, {attention_units(plan.geometry, plan.rows)} units"
+            detail = f"split KV, {attention_units(plan.geometry, plan.rows, plan.rows_per_request)} units"
         else:
             op = plan.op(phase)
             detail = f"{op.num_tiles} tiles, K {op.k_extent}"

@@ -29,6 +29,7 @@ class StaticPlan:
 
     geometry: Geometry
     rows: int
+    rows_per_request: int  # consecutive rows of each request: 1 in decode; in a verify step each sees the ones before it
     grid: int  # blocks, one an SM
     ops: tuple[Op, ...]
     edges: tuple[Edge, ...]
@@ -41,6 +42,10 @@ class StaticPlan:
     generations: int  # copies of the buffers; consecutive layers take them in turn, across launches
     clear_ahead: int  # layer l clears the generation of layer l + clear_ahead
     generation_bytes: int  # from one generation to the next
+
+    @property
+    def num_requests(self) -> int:
+        return self.rows // self.rows_per_request
 
     @property
     def workspace_bytes(self) -> int:
@@ -75,13 +80,15 @@ def make_plan(
     grid: int = 132,
     shared_memory_bytes: int = 232448,
     panel_budget_bytes: int = panels.DEFAULT_PANEL_BUDGET_BYTES,
+    rows_per_request: int = 1,
 ) -> StaticPlan:
     """Plans a step of `rows` rows on `grid` blocks (one an SM) with that much shared memory a block.
 
-    `panel_budget_bytes`: activations kept in shared memory at a time; what is left becomes ring stages.
+    `panel_budget_bytes`: activations kept in shared memory at a time; what is left becomes ring stages. `rows_per_request`: new
+    tokens of each request, one a row; rows is a multiple of it.
     Raises PlanError when a shape is unsupported or nothing fits.
     """
-    require_shapes(geometry, rows, grid, shared_memory_bytes)
+    require_shapes(geometry, rows, grid, shared_memory_bytes, rows_per_request)
     shapes = tiles.op_shapes(geometry)
     ranges = tiles.distribute(shapes, grid)
     memory = panels.choose(
@@ -101,10 +108,11 @@ def make_plan(
     ops = tuple(
         Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, ranges[name]) for name, (out_rows, k) in shapes.items()
     )
-    placed = buffers.handover_buffers(geometry, rows, grid)
+    placed = buffers.handover_buffers(geometry, rows, grid, rows_per_request)
     return StaticPlan(
         geometry=geometry,
         rows=rows,
+        rows_per_request=rows_per_request,
         grid=grid,
         ops=ops,
         edges=edges.make_edges(buffers.edge_words(placed)),
@@ -120,15 +128,17 @@ def make_plan(
     )
 
 
-def require_shapes(geometry: Geometry, rows: int, grid: int, shared_memory_bytes: int) -> None:
+def require_shapes(geometry: Geometry, rows: int, grid: int, shared_memory_bytes: int, rows_per_request: int) -> None:
     """Raises PlanError with every argument that tiles, panels and attention items cannot express."""
     reasons = geometry.reasons()
     if geometry.num_layers < 1:
         reasons.append(f"num_layers {geometry.num_layers} is not positive")
     if not 1 <= rows <= abi.MAX_ROWS:
         reasons.append(f"rows {rows} is outside 1..{abi.MAX_ROWS}")
-    for name, value in (("grid", grid), ("shared_memory_bytes", shared_memory_bytes)):
+    for name, value in (("grid", grid), ("shared_memory_bytes", shared_memory_bytes), ("rows_per_request", rows_per_request)):
         if value < 1:
             reasons.append(f"{name} {value} is not positive")
+    if rows_per_request > 1 and rows % rows_per_request:
+        reasons.append(f"rows {rows} is not a multiple of rows_per_request {rows_per_request}")
     if reasons:
         raise PlanError("; ".join(reasons))

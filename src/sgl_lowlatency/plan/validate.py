@@ -14,6 +14,8 @@ NUM_LAYERS = 2  # consecutive layers whose waits are examined; every layer has t
 
 def validate(plan: StaticPlan, num_sms: int | None = None) -> list[str]:
     """Every reason why the plan must not run; empty when it may. `num_sms`: SMs of the device, to check residency."""
+    if plan.rows_per_request < 1 or plan.rows % plan.rows_per_request:
+        return [f"rows {plan.rows} is not a multiple of rows_per_request {plan.rows_per_request}"]  # there are no requests to look at
     errors = check_bounds(plan, num_sms) + check_shared_memory(plan) + check_buffers(plan) + check_edges(plan)
     if unwritten := check_tiles(plan) or check_words(plan):
         return errors + unwritten  # the rest takes every word to have one writer

@@ -47,7 +47,7 @@ def decode_step(
 ) -> StepOutputs:
     """Runs the step in `dtype`. The KV pool is read, never written: the new tokens' rows are in the result.
 
-    A row of length 0 attends to nothing and gets a zero attention output. lm_head: [vocab, hidden], adds logits.
+    A request of length 0 attends to nothing and gets a zero attention output. lm_head: [vocab, hidden], adds logits.
     """
     g = geometry
     cos_sin = weights.cos_sin[inputs.positions]

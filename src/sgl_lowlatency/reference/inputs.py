@@ -67,14 +67,21 @@ def random_step(
     device: torch.device | str = "cpu",
     page_size: int = 1,
     num_padded: int = 0,
+    rows_per_request: int = 1,
+    lengths_are_prefix: bool = False,
 ) -> StepInputs:
-    """A decode step of rows with these lengths (new token included, at least 1), then `num_padded` rows as graphs pad them.
+    """A step of requests with these lengths, then `num_padded` requests as graphs pad them.
 
+    A request has rows_per_request new tokens, a row each. lengths: as seq_lens, new tokens included (at least all of them), or with
+    lengths_are_prefix without them.
     Pages are scattered over the pool and request rows over req_to_token. Every slot that holds no old token is NaN: unused
     pages, the rest of a last page, the new tokens' own slots. What req_to_token holds beyond a length names such a slot.
-    Padded rows: token 0, position 0, length 1, request row 0, slot 0 (the padding slot, zeros).
+    Padded requests: tokens 0, positions 0, length 1, request row 0, slots 0 (the padding slot, zeros).
     """
-    g = geometry
+    g, num_new = geometry, rows_per_request
+    seq_lens, lengths = lengths, [length + num_new * lengths_are_prefix for length in lengths]
+    if any(length < num_new for length in lengths):
+        raise ValueError(f"lengths {seq_lens} do not all count the {num_new} new tokens of a request")
     generator = torch.Generator(device="cpu").manual_seed(seed)
     pages_of = [-(-length // page_size) for length in lengths]
     num_pages = 1 + sum(pages_of) + 2  # page 0 is padding; two stay unused
@@ -90,26 +97,27 @@ def random_step(
         first_page += pages_of[row]
         slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()[:length]
         req_to_token[requests[row], :length] = slots.int()
-        old_slots.append(slots[:-1])
-        new_slots.append(slots[-1:])
-        if length > 1:
-            first_slots.append(slots[:1])
-    padding = torch.zeros(num_padded, dtype=torch.int64)
-    positions = torch.tensor([length - 1 for length in lengths], dtype=torch.int64)
+        old_slots.append(slots[: length - num_new])
+        new_slots.append(slots[length - num_new :])
+        first_slots.append(old_slots[-1][:1])
+    padding, padded_rows = torch.zeros(num_padded, dtype=torch.int64), torch.zeros(num_padded * num_new, dtype=torch.int64)
+    positions = torch.tensor([[length - num_new + t for t in range(num_new)] for length in lengths], dtype=torch.int64).flatten()
     k_buffers, v_buffers = _random_pool(
         g, num_pages * page_size, torch.cat([torch.zeros(1, dtype=torch.int64), *old_slots]),
         torch.cat([torch.zeros(0, dtype=torch.int64), *first_slots]), seed, device,
     )
-    ids = torch.randint(0, g.vocab, (len(lengths),), generator=generator)
+    ids = torch.randint(0, g.vocab, (len(lengths) * num_new,), generator=generator)
     return StepInputs(
-        input_ids=torch.cat((ids, padding)).to(device),
-        positions=torch.cat((positions, padding)).to(device),
-        seq_lens=torch.cat((positions + 1, padding + 1)).to(device),
+        input_ids=torch.cat((ids, padded_rows)).to(device),
+        positions=torch.cat((positions, padded_rows)).to(device),
+        seq_lens=torch.cat((torch.tensor(seq_lens, dtype=torch.int64), padding + 1)).to(device),
         req_pool_indices=torch.cat((requests, padding)).to(device),
-        out_cache_loc=torch.cat((*new_slots, padding)).to(device),
+        out_cache_loc=torch.cat((*new_slots, padded_rows)).to(device),
         req_to_token=req_to_token.to(device),
         k_buffers=k_buffers,
         v_buffers=v_buffers,
+        rows_per_request=num_new,
+        lengths_are_prefix=lengths_are_prefix,
     )
 
 

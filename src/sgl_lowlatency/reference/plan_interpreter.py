@@ -33,9 +33,11 @@ def merge_order(head_dim: int) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """Query heads [head_begin, head_begin + num_heads) of one row over tokens [begin, end); split `split` of `num_splits`."""
+    """Query heads [head_begin, head_begin + num_heads) of rows [row, row + num_rows) of one request over tokens [begin, end), of which
+    in the last split each row sees one more than the row before it; split `split` of `num_splits`."""
 
     row: int
+    num_rows: int
     kv_head: int
     head_begin: int
     num_heads: int
@@ -47,24 +49,29 @@ class Item:
     slot_stride: int
 
 
-def attention_items(geometry: Geometry, lengths: list[int], grid: int) -> Iterator[Item]:
-    """The items of a step in index order, as the device cuts them; item i is block i % grid's."""
+def attention_items(geometry: Geometry, lengths: list[int], grid: int, rows_per_request: int = 1) -> Iterator[Item]:
+    """The items of a step in index order, as the device cuts them; item i is block i % grid's. lengths: of the requests, all new
+    tokens included."""
     subgroups = abi.head_subgroups(geometry.num_q_heads, geometry.num_kv_heads)
-    units = geometry.num_kv_heads * subgroups
+    units, item_rows = abi.request_units(geometry, rows_per_request), abi.item_rows(geometry, rows_per_request)
+    row_groups = units // (geometry.num_kv_heads * subgroups)
     group = geometry.num_q_heads // geometry.num_kv_heads
     share = -(-sum(max(length, 1) for length in lengths) * units // grid)
     chunk = max(abi.MIN_ITEM_TOKENS, share)
     first = 0
-    for row, length in enumerate(lengths):
+    for request, length in enumerate(lengths):
         num_splits = max(1, length // chunk)
         begins = [length * i // num_splits // abi.ITEM_TOKEN_MULTIPLE * abi.ITEM_TOKEN_MULTIPLE for i in range(num_splits)]
         for idx in range(num_splits * units):
             split, unit = divmod(idx, units)
-            begin, end = begins[split], length if split + 1 == num_splits else begins[split + 1]
-            kv_head, subgroup = divmod(unit, subgroups)
-            head = subgroup * abi.MAX_HEADS_PER_ITEM
+            heads, row_group = divmod(unit, row_groups)
+            kv_head, subgroup = divmod(heads, subgroups)
+            head, first_row = subgroup * abi.MAX_HEADS_PER_ITEM, row_group * item_rows
+            num_rows = min(item_rows, rows_per_request - first_row)
+            num_unseen = rows_per_request - first_row - num_rows if length else 0
+            begin, end = begins[split], length - num_unseen if split + 1 == num_splits else begins[split + 1]
             yield Item(
-                row, kv_head, kv_head * group + head, min(group - head, abi.MAX_HEADS_PER_ITEM), begin, end, split, num_splits,
+                request * rows_per_request + first_row, num_rows, kv_head, kv_head * group + head, min(group - head, abi.MAX_HEADS_PER_ITEM), begin, end, split, num_splits,
                 first + unit, units,
             )
         first += num_splits * units
@@ -74,13 +81,14 @@ class PlanInterpreter:
     """plan: a plan.static_plan.StaticPlan for inputs.rows rows. The KV pool of `inputs` is written, as the kernel does."""
 
     def __init__(self, plan, weights: DecodeStepWeights, inputs: StepInputs):
-        if plan.rows != inputs.rows:
-            raise ValueError(f"the plan is for {plan.rows} rows, the inputs have {inputs.rows}")
+        for what in ("rows", "rows_per_request"):
+            if getattr(plan, what) != getattr(inputs, what):
+                raise ValueError(f"the plan is for {getattr(plan, what)} {what}, the inputs have {getattr(inputs, what)}")
         self.plan, self.geometry, self.weights, self.inputs = plan, plan.geometry, weights, inputs
         device = inputs.input_ids.device
         self.workspace = torch.full((plan.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # NaN in bf16 and f32
         self.cos_sin = weights.cos_sin[inputs.positions]
-        self.items = list(attention_items(self.geometry, inputs.seq_lens.tolist(), plan.grid))
+        self.items = list(attention_items(self.geometry, inputs.lengths(), plan.grid, plan.rows_per_request))
         self.merge_order = merge_order(self.geometry.head_dim).to(device)
 
     def generation(self, layer: int) -> torch.Tensor:
@@ -164,46 +172,60 @@ class PlanInterpreter:
         k_pool, v_pool = self.inputs.k_buffers[layer], self.inputs.v_buffers[layer]
         partial, max_sum = self.buffer("partial_out", layer), self.buffer("partial_max_sum", layer)
         for item in self.items:
-            slots = self.inputs.old_slots(item.row)[item.begin : item.end]
-            keys, values = k_pool[slots, item.kv_head], v_pool[slots, item.kv_head]
-            if item.end == int(self.inputs.seq_lens[item.row]) and item.end > 0:  # the newest token is this step's own
-                new_slot = self.inputs.out_cache_loc[item.row]
-                k_pool[new_slot, item.kv_head] = k[item.row, item.kv_head]
-                v_pool[new_slot, item.kv_head] = v[item.row, item.kv_head]
-                keys = torch.cat((keys, k[item.row, item.kv_head][None]))
-                values = torch.cat((values, v[item.row, item.kv_head][None]))
-            heads = slice(item.head_begin, item.head_begin + item.num_heads)
-            if keys.shape[0] == 0:
-                top, weights = torch.full((item.num_heads,), _LOWEST_SCORE, device=q.device), torch.zeros(item.num_heads, 0, device=q.device)
-            else:
-                scores = q[item.row, heads].float() @ keys.float().T * (g.head_dim**-0.5 * _LOG2_E)
-                top = scores.max(-1).values
-                weights = (scores - top[:, None]).exp2()
-            out, tops_and_sums = weights.bfloat16().float() @ values.float(), torch.stack((top, weights.sum(-1)), dim=-1)
+            outs, tops_and_sums = [], []
+            for row in range(item.row, item.row + item.num_rows):
+                out, top_and_sum = self.attend(item, row, q, k, v, k_pool, v_pool)
+                outs.append(out)
+                tops_and_sums.append(top_and_sum)
+            out, top_and_sum = torch.cat(outs), torch.cat(tops_and_sums)
             if item.num_splits == 1:
-                self.publish_attention(layer, item, out[None], tops_and_sums[None])
+                self.publish_attention(layer, item, out[None], top_and_sum[None])
                 continue
             slot = item.first_slot + item.split * item.slot_stride
-            partial[slot, : item.num_heads] = out[:, self.merge_order]
-            max_sum[slot, : item.num_heads] = tops_and_sums
+            partial[slot, : out.shape[0]] = out[:, self.merge_order]
+            max_sum[slot, : out.shape[0]] = top_and_sum
+
+    def attend(
+        self, item: Item, row: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One row of an item: un-normalised outputs float32 [heads, head_dim], maxima and sums [heads, 2]. Of the new tokens it sees,
+        its own is written to the pool; none is read there."""
+        slots = self.inputs.old_slots(row)[item.begin : item.end]
+        keys, values = k_pool[slots, item.kv_head], v_pool[slots, item.kv_head]
+        if item.split + 1 == item.num_splits and item.end > 0:
+            new, new_slot = self.inputs.new_rows(row), self.inputs.out_cache_loc[row]
+            k_pool[new_slot, item.kv_head] = k[row, item.kv_head]
+            v_pool[new_slot, item.kv_head] = v[row, item.kv_head]
+            keys = torch.cat((keys, k[new, item.kv_head]))
+            values = torch.cat((values, v[new, item.kv_head]))
+        heads = slice(item.head_begin, item.head_begin + item.num_heads)
+        if keys.shape[0] == 0:
+            top, weights = torch.full((item.num_heads,), _LOWEST_SCORE, device=q.device), torch.zeros(item.num_heads, 0, device=q.device)
+        else:
+            scores = q[row, heads].float() @ keys.float().T * (self.geometry.head_dim**-0.5 * _LOG2_E)
+            top = scores.max(-1).values
+            weights = (scores - top[:, None]).exp2()
+        return weights.bfloat16().float() @ values.float(), torch.stack((top, weights.sum(-1)), dim=-1)
 
     def combine(self, layer: int) -> None:
-        """The splits of a row, in order. In the kernel each split's block does so for its share of the elements."""
+        """The splits of a request, in order. In the kernel each split's block does so for its share of the elements."""
         partial, max_sum = self.buffer("partial_out", layer), self.buffer("partial_max_sum", layer)
         for item in self.items:
             if item.num_splits > 1 and item.split == 0:
                 splits = slice(item.first_slot, item.first_slot + item.num_splits * item.slot_stride, item.slot_stride)
-                parts = torch.empty_like(partial[splits, : item.num_heads])
-                parts[..., self.merge_order] = partial[splits, : item.num_heads]
-                self.publish_attention(layer, item, parts, max_sum[splits, : item.num_heads])
+                columns = item.num_rows * item.num_heads
+                parts = torch.empty_like(partial[splits, :columns])
+                parts[..., self.merge_order] = partial[splits, :columns]
+                self.publish_attention(layer, item, parts, max_sum[splits, :columns])
 
     def publish_attention(self, layer: int, item: Item, parts: torch.Tensor, max_sum: torch.Tensor) -> None:
-        """parts [splits, heads, head_dim], max_sum [splits, heads, 2] -> the item's heads of attention_out."""
+        """parts [splits, columns, head_dim], max_sum [splits, columns, 2] -> the heads of the item's rows of attention_out."""
         scale = (max_sum[..., 0] - max_sum[..., 0].max(0).values).exp2()
         total = (scale * max_sum[..., 1]).sum(0)[:, None]
         result = torch.where(total == 0.0, 0.0, (scale[..., None] * parts).sum(0) / total)
         columns = slice(item.head_begin * self.geometry.head_dim, (item.head_begin + item.num_heads) * self.geometry.head_dim)
-        self.buffer("attention_out", layer)[item.row, columns] = result.flatten().bfloat16()
+        rows = slice(item.row, item.row + item.num_rows)
+        self.buffer("attention_out", layer)[rows, columns] = result.view(item.num_rows, -1).bfloat16()
 
     def add_to_stream(self, layer: int, name: str, weight: torch.Tensor, panel: torch.Tensor, before: torch.Tensor, norm_weight: torch.Tensor) -> None:
         for tile, sums in self.tiles(name, weight, panel):

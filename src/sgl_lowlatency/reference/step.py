@@ -10,9 +10,10 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class StepInputs:
-    """One decode step's inputs, in SGLang's layout.
+    """One step's inputs, in SGLang's layout: decode, or with several rows a request a verify step.
 
-    input_ids, positions, seq_lens (new token included), req_pool_indices, out_cache_loc: int64 [rows].
+    input_ids, positions, out_cache_loc: int64 [rows]. seq_lens, req_pool_indices: int64 [rows / rows_per_request]; row r is new
+    token r % rows_per_request of request r // rows_per_request. seq_lens counts the new tokens, unless lengths_are_prefix.
     req_to_token: int32 [requests, context], KV slots. k_buffers, v_buffers: per layer bf16 [slots, num_kv_heads, head_dim].
     """
 
@@ -24,40 +25,57 @@ class StepInputs:
     req_to_token: torch.Tensor
     k_buffers: list[torch.Tensor]
     v_buffers: list[torch.Tensor]
+    rows_per_request: int = 1
+    lengths_are_prefix: bool = False
 
     @property
     def rows(self) -> int:
         return self.input_ids.shape[0]
+
+    @property
+    def num_requests(self) -> int:
+        return self.rows // self.rows_per_request
 
     def clone(self) -> StepInputs:
         """A copy whose KV pool a kernel may write."""
         fields = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            fields[field.name] = [t.clone() for t in value] if isinstance(value, list) else value.clone()
+            fields[field.name] = [t.clone() for t in value] if isinstance(value, list) else value.clone() if isinstance(value, torch.Tensor) else value
         return StepInputs(**fields)
 
+    def lengths(self) -> list[int]:
+        """Tokens of every request, all new ones included; 0 for a request shorter than the new tokens it should count."""
+        uncounted = self.rows_per_request if self.lengths_are_prefix else 0
+        return [n + uncounted if n + uncounted >= self.rows_per_request else 0 for n in self.seq_lens.tolist()]
+
     def old_slots(self, row: int) -> torch.Tensor:
-        """KV slots of a row's tokens before the new one, int64 [length - 1]."""
-        length = int(self.seq_lens[row])
-        return self.req_to_token[self.req_pool_indices[row], : max(length - 1, 0)].long()
+        """KV slots of the tokens that a row's request had before this step, int64 [tokens]."""
+        request = row // self.rows_per_request
+        num_old = max(self.lengths()[request] - self.rows_per_request, 0)
+        return self.req_to_token[self.req_pool_indices[request], :num_old].long()
+
+    def new_rows(self, row: int) -> slice:
+        """Rows whose new tokens a row sees: those of its request up to its own."""
+        return slice(row // self.rows_per_request * self.rows_per_request, row + 1)
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         attend_row: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Attention of every row over its old tokens' KV of `layer` and its new one; zeros for a row of length 0.
+        """Attention of every row over its request's old tokens' KV of `layer` and the new ones it sees; zeros for a request of length 0.
 
         q: [rows, q_heads, head_dim]; k, v: [rows, kv_heads, head_dim], the new tokens', in the dtype that the old ones take.
         attend_row(q, k, v): one row's, of q [q_heads, head_dim] and k, v [tokens, kv_heads, head_dim].
         """
         out = torch.zeros_like(q)
+        lengths = self.lengths()
         for row in range(self.rows):
-            if int(self.seq_lens[row]) == 0:
+            if lengths[row // self.rows_per_request] == 0:
                 continue
-            slots = self.old_slots(row)
-            keys = torch.cat((self.k_buffers[layer][slots].to(k.dtype), k[row : row + 1]))
-            values = torch.cat((self.v_buffers[layer][slots].to(v.dtype), v[row : row + 1]))
+            slots, new = self.old_slots(row), self.new_rows(row)
+            keys = torch.cat((self.k_buffers[layer][slots].to(k.dtype), k[new]))
+            values = torch.cat((self.v_buffers[layer][slots].to(v.dtype), v[new]))
             out[row] = attend_row(q[row], keys, values)
         return out
 

@@ -41,6 +41,13 @@ def test_text_names_every_op_edge_and_buffer():
     assert any(line.split()[:2] == ["1,024", "13,892,167,680"] for line in lines)
 
 
+def test_a_verify_step_says_what_it_is_made_of():
+    plan = make_plan(GEOMETRIES["qwen3-8b"], 8, 132, rows_per_request=4)
+    assert "8 rows (2 requests of 4) on 132 blocks" in dump.to_text(plan)
+    assert dump.kv_bytes(plan, 1024) == dump.kv_bytes(PLAN, 1024), "K and V of a request are read once for its rows"
+    assert "8 rows (2 requests of 4)" in draw(plan).to_svg()
+
+
 def test_picture_is_svg_with_a_bar_piece_per_block_and_op(tmp_path):
     draw(PLAN).save(tmp_path / "plan.svg")
     root = ElementTree.parse(tmp_path / "plan.svg").getroot()
@@ -64,6 +71,13 @@ def test_png_has_the_canvas_size(tmp_path):
     with image.open(tmp_path / "plan.png") as png:
         assert png.size == (1180, 640)
         assert png.getpixel((70, 120)) == (0x4C, 0x78, 0xA8)  # the qkv box
+
+
+def test_command_plans_a_verify_step(capsys):
+    assert run("--geometry", "qwen3-8b", "--rows", "8", "--rows-per-request", "4") == 0
+    assert "2 requests of 4" in capsys.readouterr().out
+    assert run("--geometry", "qwen3-8b", "--rows", "8", "--rows-per-request", "3") == 2
+    assert "rows 8 is not a multiple of rows_per_request 3" in capsys.readouterr().err
 
 
 def test_command_prints_text(capsys):
@@ -92,7 +106,7 @@ def test_command_reads_a_config(tmp_path, capsys):
     ("argv", "message"),
     [
         (("--geometry", "gpt-9"), "--geometry gpt-9 is neither one of qwen3-0.6b"),
-        (("--geometry", "qwen3-8b", "--rows", "40"), "rows 40 is outside 1..16"),
+        (("--geometry", "qwen3-8b", "--rows", "40"), "rows 40 is outside 1..32"),
         (("--geometry", "qwen3-8b", "--picture", "x.pdf"), "neither .svg nor .png"),
     ],
 )

@@ -163,7 +163,7 @@ def test_wrong_op(name, changes, message):
         ({"num_stages": 17}, "num_stages 17 is outside 2..16"),
         ({"num_stages": PLAN.num_stages - 1}, "is not the layout's"),
         ({"shared_memory_limit_bytes": 100 * 1024}, "exceeds the limit 102400"),
-        ({"rows": 17}, "rows 17 is outside 1..16"),
+        ({"rows": 33}, "rows 33 is outside 1..32"),
     ],
 )
 def test_wrong_shared_memory(changes, message):
@@ -198,7 +198,7 @@ def test_buffer_outside_its_generation():
     last = PLAN.buffer("partial_max_sum")
     assert validate(dataclasses.replace(PLAN, generation_bytes=last.offset)) == [
         f"buffer partial_max_sum ends at {last.offset + last.bytes}, its generation at {last.offset}",
-        f"generation_bytes {last.offset}: a step of 16 rows, which shares them, needs {PLAN.generation_bytes}",
+        f"generation_bytes {last.offset}: the widest step, which shares them, needs {PLAN.generation_bytes}",
     ]
 
 
@@ -208,7 +208,7 @@ def test_a_narrow_plan_leaves_room_for_the_widest_step():
     end = last.offset + last.bytes + 128
     assert end < PLAN.generation_bytes == narrow.generation_bytes
     assert any(
-        error.startswith(f"generation_bytes {end}: a step of 16 rows") for error in validate(dataclasses.replace(narrow, generation_bytes=end))
+        error.startswith(f"generation_bytes {end}: the widest step") for error in validate(dataclasses.replace(narrow, generation_bytes=end))
     )
     odd = dataclasses.replace(narrow, generation_bytes=narrow.generation_bytes + 64)
     assert validate(odd) == [f"generation_bytes {narrow.generation_bytes + 64} is not a multiple of 128"]
@@ -217,3 +217,15 @@ def test_a_narrow_plan_leaves_room_for_the_widest_step():
 def test_missing_buffer():
     plan = dataclasses.replace(PLAN, buffers=tuple(b for b in PLAN.buffers if b.name != "partial_max_sum"))
     assert "buffer partial_max_sum is missing" in validate(plan)
+
+
+@pytest.mark.parametrize("rows_per_request", [0, -1, 3])
+def test_rows_that_are_no_whole_requests(rows_per_request):
+    (error,) = validate(dataclasses.replace(PLAN, rows_per_request=rows_per_request))
+    assert error == f"rows 16 is not a multiple of rows_per_request {rows_per_request}"
+
+
+def test_buffers_of_another_number_of_rows_per_request():
+    """16 query heads on 8 kv heads: items of a verify step have up to four rows' columns, a decode plan's partials hold one."""
+    errors = validate(dataclasses.replace(PLAN, rows_per_request=4))
+    assert any(error.startswith("buffer partial_out: ") and "needs" in error for error in errors)

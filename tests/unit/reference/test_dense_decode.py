@@ -11,6 +11,7 @@ from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerT
 from sgl_lowlatency.kernels.geometry import Geometry  # noqa: E402
 from sgl_lowlatency.reference import dense_decode  # noqa: E402
 from sgl_lowlatency.reference.inputs import random_step, random_weights  # noqa: E402
+from sgl_lowlatency.reference.step import StepInputs  # noqa: E402
 
 # (q heads, kv heads, head_dim, hidden, intermediate, tied): hidden is not q heads x head_dim, as in Qwen3-0.6B and 32B
 SHAPES = [(4, 2, 64, 192, 320, False), (8, 1, 128, 128, 192, True), (5, 5, 64, 320, 256, False)]
@@ -43,6 +44,28 @@ def test_float64_and_float32_oracle_agree():
         a, b = getattr(high, name), getattr(low, name)
         assert a.dtype == torch.float64 and b.dtype == torch.float32
         assert float((a - b).norm() / a.norm()) < 1e-5, name
+
+
+@pytest.mark.parametrize("rows_per_request", [2, 5])
+def test_a_verify_step_is_as_many_decode_steps(rows_per_request):
+    """Each new token through a decode step of its own, whose KV row the next one finds in the pool, in float64."""
+    geometry = Geometry(2, 128, 4, 2, 64, 128, 512, 8192, 1e-6, False)
+    weights = random_weights(geometry, 6)
+    verify = random_step(geometry, [0, 1, 65], 6, rows_per_request=rows_per_request, lengths_are_prefix=True)
+    outputs = dense_decode.decode_step(geometry, weights, verify)
+    k_buffers, v_buffers = ([buffer.double() for buffer in buffers] for buffers in (verify.k_buffers, verify.v_buffers))
+    for t in range(rows_per_request):
+        rows = slice(t, None, rows_per_request)
+        step = StepInputs(
+            verify.input_ids[rows], verify.positions[rows], verify.seq_lens + t + 1, verify.req_pool_indices, verify.out_cache_loc[rows],
+            verify.req_to_token, k_buffers, v_buffers,
+        )
+        alone = dense_decode.decode_step(geometry, weights, step)
+        for layer in range(geometry.num_layers):
+            k_buffers[layer][step.out_cache_loc], v_buffers[layer][step.out_cache_loc] = alone.k_rows[layer], alone.v_rows[layer]
+        torch.testing.assert_close(outputs.hidden[rows], alone.hidden, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(outputs.k_rows[:, rows], alone.k_rows, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(outputs.v_rows[:, rows], alone.v_rows, rtol=1e-10, atol=1e-10)
 
 
 def test_the_pool_is_only_read():

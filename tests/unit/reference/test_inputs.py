@@ -54,6 +54,32 @@ def test_padded_rows_are_those_of_a_graph():
     assert step.req_to_token[0].tolist() == [0] * step.req_to_token.shape[1]
 
 
+@pytest.mark.parametrize("lengths_are_prefix", [True, False], ids=["prefix", "counted"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_verify_step_has_consecutive_new_tokens(page_size, lengths_are_prefix):
+    prefixes, chain = [0, 1, 15, 63], 4
+    lengths = prefixes if lengths_are_prefix else [prefix + chain for prefix in prefixes]
+    step = random_step(GEOMETRY, lengths, 5, page_size=page_size, num_padded=2, rows_per_request=chain, lengths_are_prefix=lengths_are_prefix)
+    assert (step.rows, step.num_requests) == (6 * chain, 6)
+    assert step.seq_lens.tolist() == [*lengths, 1, 1] and step.req_pool_indices[4:].tolist() == [0, 0]
+    assert step.lengths() == [*(prefix + chain for prefix in prefixes), *([1 + chain] * 2 if lengths_are_prefix else [0, 0])]
+    for name in ("input_ids", "positions", "out_cache_loc"):
+        assert getattr(step, name)[4 * chain :].tolist() == [0] * 2 * chain
+    for row in range(4 * chain):
+        request, t = divmod(row, chain)
+        slots = step.req_to_token[step.req_pool_indices[request]].long()
+        assert int(step.positions[row]) == prefixes[request] + t
+        assert int(step.out_cache_loc[row]) == int(slots[prefixes[request] + t]), "the table names the new tokens' slots, as SGLang's does"
+        assert torch.equal(step.old_slots(row), slots[: prefixes[request]])
+        assert range(4 * chain)[step.new_rows(row)] == range(request * chain, row + 1)
+    assert all(bool(buffer[step.out_cache_loc[: 4 * chain]].isnan().all()) for buffer in (*step.k_buffers, *step.v_buffers))
+
+
+def test_lengths_that_do_not_count_the_new_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"lengths \[3, 9\] do not all count the 4 new tokens of a request"):
+        random_step(GEOMETRY, [3, 9], 5, rows_per_request=4)
+
+
 def test_seeds_decide_everything():
     one, same, other = (random_step(GEOMETRY, LENGTHS, seed) for seed in (8, 8, 9))
     for name in ("input_ids", "req_to_token", "out_cache_loc"):

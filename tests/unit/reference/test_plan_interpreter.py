@@ -93,6 +93,22 @@ def test_a_plan_for_other_rows_is_refused():
         PlanInterpreter(PLAN, WEIGHTS, random_step(GEOMETRY, [3, 4], 1))
 
 
+def test_a_plan_for_other_rows_per_request_is_refused():
+    with pytest.raises(ValueError, match="the plan is for 1 rows_per_request, the inputs have 5"):
+        PlanInterpreter(PLAN, WEIGHTS, random_step(GEOMETRY, [3], 1, rows_per_request=5, lengths_are_prefix=True))
+
+
+@pytest.mark.parametrize("rows_per_request", [2, 3, 7])
+def test_a_verify_step_passes_the_gate(rows_per_request):
+    inputs = random_step(GEOMETRY, [0, 700], 4, rows_per_request=rows_per_request, lengths_are_prefix=True)
+    plan = make_plan(GEOMETRY, inputs.rows, 60, rows_per_request=rows_per_request)
+    interpreter = PlanInterpreter(plan, WEIGHTS, inputs.clone())
+    ours = interpreter.run()
+    assert any(item.num_splits > 1 for item in interpreter.items)
+    report = compare(ours, standard_path.decode_step(GEOMETRY, WEIGHTS, inputs), dense_decode.decode_step(GEOMETRY, WEIGHTS, inputs))
+    assert report.passed, str(report)
+
+
 @pytest.mark.parametrize("name", ["qkv", "out_proj", "gate_up", "down"])
 def test_a_tile_that_nobody_owns_shows(name):
     op = PLAN.op(name)
@@ -149,3 +165,36 @@ def test_items_cover_every_token_of_every_head_once(lengths, grid):
     assert all(end == lengths[row] for (row, _), end in seen.items())
     units = len(lengths) * GEOMETRY.num_kv_heads * abi.head_subgroups(GEOMETRY.num_q_heads, GEOMETRY.num_kv_heads)
     assert len(items) <= grid + units, "partial_out has that many"
+
+
+@pytest.mark.parametrize("grid", [1, 7, 132])
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("rows_per_request", [2, 3, 5, 8, 16])
+def test_items_of_a_verify_step_cover_what_each_row_sees_once(rows_per_request, group, grid):
+    geometry = dataclasses.replace(GEOMETRY, num_q_heads=2 * group)
+    lengths = [rows_per_request, rows_per_request + 1000, 64, 0, 5000][: 16 // rows_per_request]
+    items = list(attention_items(geometry, lengths, grid, rows_per_request))
+    seen = {(row, head): 0 for row in range(len(lengths) * rows_per_request) for head in range(geometry.num_q_heads)}
+    slots = set()
+    for item in items:
+        request, first = divmod(item.row, rows_per_request)
+        num_old = lengths[request] - rows_per_request
+        assert first + item.num_rows <= rows_per_request, "rows of one request"
+        assert item.num_rows * item.num_heads <= abi.item_columns(geometry, rows_per_request) <= abi.MAX_HEADS_PER_ITEM
+        assert item.kv_head * group <= item.head_begin and item.head_begin + item.num_heads <= (item.kv_head + 1) * group
+        assert item.begin % abi.ITEM_TOKEN_MULTIPLE == 0
+        is_last = item.split + 1 == item.num_splits
+        assert is_last or item.end <= num_old, "all new tokens are in the last split"
+        slot = item.first_slot + item.split * item.slot_stride
+        assert slot not in slots and slot < len(items), "every item has a partial of its own"
+        slots.add(slot)
+        for i in range(item.num_rows):
+            for head in range(item.head_begin, item.head_begin + item.num_heads):
+                assert seen[item.row + i, head] == item.begin, "splits follow one another"
+                seen[item.row + i, head] = item.end - (item.num_rows - 1 - i if is_last and lengths[request] else 0)
+    for (row, _), end in seen.items():
+        request, t = divmod(row, rows_per_request)
+        assert end == (lengths[request] - rows_per_request + t + 1 if lengths[request] else 0)
+    assert len(items) <= grid + len(lengths) * abi.request_units(geometry, rows_per_request), "partial_out has that many"
+    widest = max((item.num_rows for item in items), default=0)
+    assert widest == min(rows_per_request, max(1, 8 // group)), "K and V are read once for as many rows as the MMA has columns"

@@ -18,9 +18,9 @@ struct bf16 {
 };
 static_assert(sizeof(bf16) == 2, "bf16 tensors are read in place");
 
-constexpr int32_t kMaxRows = 16;                        // rows of one step: two N tiles of the m16n8k16 MMA
+constexpr int32_t kMaxRows = 32;                        // rows of one step: four N tiles of the m16n8k16 MMA
 constexpr int32_t kTileRows = 16;                       // output rows of one weight tile: the M of the MMA
-constexpr int32_t kMaxHeadsPerItem = 8;                 // query heads of one attention item: the N of the MMA
+constexpr int32_t kMaxHeadsPerItem = 8;                 // columns of one attention item, each a query head of a row: the N of the MMA
 constexpr int32_t kMinItemTokens = 64;                  // least tokens of an item of a sequence that has them
 constexpr int32_t kWarpTokens = 16;                     // tokens that one warp attends to at a time: the M of the MMA
 constexpr int32_t kItemTokenMultiple = kWarpTokens;     // an item begins at a multiple of this
@@ -32,7 +32,8 @@ constexpr int32_t kStageBytes = kTileRows * kStageK * 2;
 constexpr int32_t kMaxStages = 16;
 constexpr int32_t kMaxStagesInFlight = 4;               // stages of a block requested and not yet landed
 constexpr int32_t kMaxStagesInFlightAhead = 2;          // the same for a ring's worth of stages at the begin of an operation (produce_weights)
-constexpr int32_t kRowStateBytes = 896;
+constexpr int32_t kRowStateBytes = 512;                 // of RowState, without what it has a row
+constexpr int32_t kRowBytes = 24;
 constexpr int32_t kPanelPadBytes = 16;                  // padding of one activation-panel row, for ldmatrix as well
 constexpr int32_t kScratchPitch = 18;                   // floats from one column of a partial tile to the next: even, for pairs; few bank conflicts
 constexpr int32_t kMergePadFloats = 4;                  // padding of one head in the attention merge: no bank conflicts
@@ -113,7 +114,7 @@ enum FaultKind : uint32_t {
   kFaultRingEmpty = 3,      // a producer warp waited too long for the consumers to free a stage
   kFaultBadTokenId = 4,     // input id outside [0, vocab)
   kFaultBadPosition = 5,    // position outside [0, max_position)
-  kFaultBadLength = 6,      // sequence length above req_to_token_stride
+  kFaultBadLength = 6,      // sequence length that with the step's new tokens is above req_to_token_stride
   kFaultBadRequestRow = 7,  // request row outside req_to_token
   kFaultBadSlot = 8,        // KV slot outside the pool
 };
@@ -126,7 +127,7 @@ struct FaultRecord {
   int32_t sm;
   int32_t block;
   int32_t layer;       // 0 for inputs that are checked before the first layer
-  int32_t edge;        // EdgeIdx, or the ring stage, or the row for kFaultBad*
+  int32_t edge;        // EdgeIdx, or the ring stage, or the row for kFaultBad* (of what a request has, its first row)
   uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*
   uint32_t seen;       // the word; the other parity; its low 32 bits
   uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
@@ -153,26 +154,26 @@ struct StreamLayout {
 };
 
 // One generation of the hand-over buffers of a step of `rows` rows: byte offsets, multiples of 128.
-// items: attention items of a step, at most grid + rows * num_kv_heads * head_subgroups; item_heads: min(query heads a kv head, 8).
+// items: attention items of a step, at most grid + requests * request_units; columns: item_columns.
 struct HandoverLayout {
   int32_t qkv;              // [rows, (num_q_heads + 2 * num_kv_heads) * head_dim] fp32
   int32_t attention_out;    // [rows, num_q_heads * head_dim] bf16
   int32_t mid;              // the residual stream after attention, see StreamLayout
   int32_t activation;       // [rows, intermediate] bf16
   int32_t end;              // the residual stream after the MLP, or the embedding, see StreamLayout
-  int32_t partial_out;      // [items, item_heads, head_dim] fp32, un-normalised, in the order of element_at (stages/attention_merge.hpp)
-  int32_t partial_max_sum;  // [items, item_heads, 2] fp32: running max (log2 units) and sum
+  int32_t partial_out;      // [items, columns, head_dim] fp32, un-normalised, in the order of element_at (stages/attention_merge.hpp)
+  int32_t partial_max_sum;  // [items, columns, 2] fp32: running max (log2 units) and sum
   int32_t total_bytes;
 };
 
 // Dynamic shared memory of one block, in this order.
 struct SmemLayout {
   int32_t barriers;      // full[kMaxStages], empty[kMaxStages] as uint64_t
-  int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes
+  int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes and kRowBytes a row
   int32_t zero_row;      // 16 zero bytes (128 reserved): the B rows beyond `rows`
   int32_t vectors;       // [kMaxHeadsPerItem + 2][head_dim] bf16: an attention item's q, k and v, kVectorBytes
   int32_t slots;         // [kNumConsumerWarps][2][kWarpTokens] int32: KV slots of the warps' first two batches of the first item
-  int32_t scratch;       // [2][kNumConsumerWarps][rows][kScratchPitch] float: cross-warp partial tiles
+  int32_t scratch;       // [2][kNumConsumerWarps][rows][kScratchPitch] float: cross-warp partial tiles; new_vector in attention
   int32_t accumulators;  // [max_tiles_multi_panel][rows * kTileRows] float; empty when every op has one panel
   int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes
   int32_t ring;          // [num_stages] of kStageBytes, at a multiple of 1024 (abi/weight_map.hpp)
@@ -191,6 +192,22 @@ SGL_ABI_FUNCTION int32_t head_subgroups(int32_t num_q_heads, int32_t num_kv_head
 SGL_ABI_FUNCTION int32_t item_heads(const Geometry& g) {
   const int32_t group = g.num_q_heads / g.num_kv_heads;
   return group < kMaxHeadsPerItem ? group : kMaxHeadsPerItem;
+}
+
+// Rows of one request that share an attention item, so that its K and V are read once for all of them. rows_per_request: the rows
+// of each request of the step, consecutive; 1 in decode.
+SGL_ABI_FUNCTION int32_t item_rows(const Geometry& g, int32_t rows_per_request) {
+  const int32_t most = kMaxHeadsPerItem / item_heads(g);
+  return most < rows_per_request ? most : rows_per_request;
+}
+
+// Most columns of one attention item.
+SGL_ABI_FUNCTION int32_t item_columns(const Geometry& g, int32_t rows_per_request) { return item_rows(g, rows_per_request) * item_heads(g); }
+
+// Attention items of one split of a request.
+SGL_ABI_FUNCTION int32_t request_units(const Geometry& g, int32_t rows_per_request) {
+  const int32_t most = item_rows(g, rows_per_request);
+  return g.num_kv_heads * head_subgroups(g.num_q_heads, g.num_kv_heads) * ((rows_per_request + most - 1) / most);
 }
 
 // Bytes of one warp's share of the panel in the attention phase: kWarpTokens rows of K and of V, later its merge area, every head an
@@ -213,9 +230,9 @@ SGL_ABI_FUNCTION StreamLayout stream_layout(const Geometry& g, int32_t rows) {
   return at;
 }
 
-SGL_ABI_FUNCTION HandoverLayout handover_layout(const Geometry& g, int32_t rows, int32_t grid) {
-  const int32_t heads = item_heads(g);
-  const int32_t items = grid + rows * g.num_kv_heads * head_subgroups(g.num_q_heads, g.num_kv_heads);
+SGL_ABI_FUNCTION HandoverLayout handover_layout(const Geometry& g, int32_t rows, int32_t grid, int32_t rows_per_request) {
+  const int32_t columns = item_columns(g, rows_per_request);
+  const int32_t items = grid + rows / rows_per_request * request_units(g, rows_per_request);
   HandoverLayout at{};
   const auto after = [](int32_t begin, int32_t bytes) { return begin + (bytes + 127) / 128 * 128; };
   at.qkv = 0;
@@ -224,8 +241,8 @@ SGL_ABI_FUNCTION HandoverLayout handover_layout(const Geometry& g, int32_t rows,
   at.activation = after(at.mid, stream_layout(g, rows).total_bytes);
   at.end = after(at.activation, rows * g.intermediate * 2);
   at.partial_out = after(at.end, stream_layout(g, rows).total_bytes);
-  at.partial_max_sum = after(at.partial_out, items * heads * g.head_dim * 4);
-  at.total_bytes = after(at.partial_max_sum, items * heads * 2 * 4);
+  at.partial_max_sum = after(at.partial_out, items * columns * g.head_dim * 4);
+  at.total_bytes = after(at.partial_max_sum, items * columns * 2 * 4);
   return at;
 }
 
@@ -234,7 +251,7 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
   SmemLayout at{};
   at.barriers = 0;
   at.row_state = at.barriers + 2 * kMaxStages * 8;
-  at.zero_row = at.row_state + kRowStateBytes;
+  at.zero_row = at.row_state + (kRowStateBytes + rows * kRowBytes + 127) / 128 * 128;
   at.vectors = at.zero_row + 128;
   at.slots = at.vectors + kVectorBytes;
   at.scratch = at.slots + kNumConsumerWarps * 2 * kWarpTokens * 4;
@@ -266,8 +283,8 @@ struct DecodeStepParams {
 
   const int64_t* input_ids;         // [rows]
   const int64_t* positions;         // [rows]
-  const int64_t* seq_lens;          // [rows], the new token included
-  const int64_t* req_pool_indices;  // [rows]
+  const int64_t* seq_lens;          // [rows / rows_per_request]: tokens of a request, counted_tokens of this step's among them
+  const int64_t* req_pool_indices;  // [rows / rows_per_request]
   const int64_t* out_cache_loc;     // [rows] KV slot of the new token
   const int32_t* req_to_token;      // [num_request_rows, req_to_token_stride] KV slots
 
@@ -280,6 +297,11 @@ struct DecodeStepParams {
   SyncState* sync;            // device memory
   FaultRecord* fault;         // host-visible
   uint64_t* executed_mirror;  // [kMaxRows + 1] host-visible copy of SyncState::executed
+
+  // Row r is token r % rows_per_request of request r / rows_per_request's new ones: it sees the request's older tokens, the new ones
+  // before its own, and its own.
+  int32_t rows_per_request;  // 1 in decode; divides rows
+  int32_t counted_tokens;    // of a request's new tokens, how many seq_lens counts: all of them, or 0 where it has older ones only
 };
 
 }  // namespace sgl_lowlatency::abi

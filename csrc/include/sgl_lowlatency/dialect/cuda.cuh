@@ -12,6 +12,7 @@
 // dialect's function of the same name.
 #define SGL_DEVICE_COLD static __device__ __noinline__
 #define SGL_UNROLL _Pragma("unroll")
+#define SGL_NO_UNROLL _Pragma("unroll 1")
 
 #ifndef SGL_LOWLATENCY_PLANTED
 #define SGL_LOWLATENCY_PLANTED 0

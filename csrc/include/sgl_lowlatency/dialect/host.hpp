@@ -13,6 +13,7 @@
 #define SGL_DEVICE inline
 #define SGL_DEVICE_COLD inline
 #define SGL_UNROLL
+#define SGL_NO_UNROLL
 
 namespace sgl_lowlatency::emulation {
 

@@ -15,6 +15,9 @@ enum class Planted : int32_t {
   kWrongRope = 7,        // q is rotated by the angle of the position before (position 0: of position 1)
   kMaskOffByOne = 8,     // the oldest token is left out
   kRingNoWait = 9,       // a consumer does not wait for the weight stage to fill
+  kSeesSibling = 10,     // a row also attends to the new token behind its own, another row's of its request
+  kSiblingInPool = 11,   // the new tokens of other rows are read from the pool, where this launch may not have written them yet
+  kSiblingPosition = 12, // the keys of a request's new tokens are all rotated by the position of its first row
 };
 
 }  // namespace sgl_lowlatency::dialect

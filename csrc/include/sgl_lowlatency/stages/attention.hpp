@@ -1,13 +1,14 @@
-// Decode attention over SGLang's paged KV pool: q/k norm, rope, the new token's KV write, split-KV softmax, on the MMA.
-//   out[row, h] = sum_t softmax_t(scale * q[row, h] . k[slot_t, h / group]) v[slot_t, h / group],  t in [0, length)
-// Slots of old tokens come from req_to_token; the newest token's k and v come from this step's qkv buffer, so no block reads a
-// KV row that another block writes in the launch (rows of one step are different requests, or share only older tokens).
+// Decode attention over SGLang's paged KV pool: q/k norm, rope, the new tokens' KV write, split-KV softmax, on the MMA.
+//   out[row, h] = sum_t softmax_t(scale * q[row, h] . k[slot_t, h / group]) v[slot_t, h / group],  t in [0, row's own token]
+// Slots of old tokens come from req_to_token; the new tokens' k and v, those of earlier rows of the request too, come from this step's
+// qkv buffer, so no block reads a KV row that another block writes in the launch (requests of one step share only older tokens).
 //
 // A warp takes 16 tokens at a time, straight from the pool into MMA fragments (lane = 4 g + t). The MMA sums over K, so K may
 // be permuted if both operands agree: lane t holds elements 32 j + 8 t .. + 7 of chunk j, a 16-byte run of memory, and the k16
 // step (j, i), i = 0, 1, takes words 2 i and 2 i + 1 of it. K and V pass through neither shared memory nor shuffles.
-//   S[16 tokens, 8 heads] = K q^T     A: tokens g and g + 8; B: q of head g
-//   O[d, 8 heads] += V^T P            A: tokens 2t, 2t+1, 2t+8, 2t+9; row g of tile i is d = g * head_dim/8 + 2 i, row g + 8
+// The 8 columns are query heads of one row or of several of one request (AttentionItem).
+//   S[16 tokens, 8 columns] = K q^T   A: tokens g and g + 8; B: q of column g
+//   O[d, 8 columns] += V^T P          A: tokens 2t, 2t+1, 2t+8, 2t+9; row g of tile i is d = g * head_dim/8 + 2 i, row g + 8
 //                                     the d after it; B: P transposed in registers
 #pragma once
 #include "sgl_lowlatency/stages/head_vector.hpp"
@@ -17,7 +18,7 @@ namespace sgl_lowlatency::stages {
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLowestScore = -3.4028235e38f;  // the lowest finite float: no score is below it, and the difference of two is 0
 
-// Running softmax of one warp for heads 2t and 2t + 1. max_score (log2 units) is the same in every g, sum is this lane's
+// Running softmax of one warp for columns 2t and 2t + 1. max_score (log2 units) is the same in every g, sum is this lane's
 // tokens only, out[i] = {d, 2t}, {d, 2t+1}, {d+1, 2t}, {d+1, 2t+1} with d = g * head_dim/8 + 2 i.
 template <int32_t kHeadDim>
 struct SoftmaxState {
@@ -44,10 +45,11 @@ struct BatchWeights {
   float keep[2];
 };
 
-// S = K q^T and the online softmax. scale: of the scores, log2 units; is_live: of tokens g and g + 8. Entry: all lanes.
+// S = K q^T and the online softmax. scale: of the scores, log2 units; is_live[h]: columns 2t + h see tokens g and g + 8.
+// Entry: all lanes.
 template <int32_t kHeadDim>
-SGL_DEVICE BatchWeights score_batch(SoftmaxState<kHeadDim>& state, const Vec16 (&q)[kHeadDim / 32], const KvStage<kHeadDim>& kv, const bool (&is_live)[2],
-                                    float scale, int32_t lane) {
+SGL_DEVICE BatchWeights score_batch(SoftmaxState<kHeadDim>& state, const Vec16 (&q)[kHeadDim / 32], const KvStage<kHeadDim>& kv,
+                                    const bool (&is_live)[2][2], float scale, int32_t lane) {
   const int32_t g = lane / 4, t = lane % 4;
   float score[4] = {};
 SGL_UNROLL
@@ -63,8 +65,8 @@ SGL_UNROLL
   BatchWeights w;
   float weight[4];
 SGL_UNROLL
-  for (int32_t h = 0; h < 2; ++h) {  // head 2t + h: scores h (token g) and h + 2 (token g + 8)
-    const float low = is_live[0] ? score[h] * scale : kLowestScore, high = is_live[1] ? score[h + 2] * scale : kLowestScore;
+  for (int32_t h = 0; h < 2; ++h) {  // column 2t + h: scores h (token g) and h + 2 (token g + 8)
+    const float low = is_live[h][0] ? score[h] * scale : kLowestScore, high = is_live[h][1] ? score[h + 2] * scale : kLowestScore;
     float m = low > high ? low : high;
 SGL_UNROLL
     for (int32_t mask = 4; mask < 32; mask *= 2) {
@@ -74,8 +76,8 @@ SGL_UNROLL
     m = m > state.max_score[h] ? m : state.max_score[h];
     w.keep[h] = dialect::exp2(state.max_score[h] - m);
     state.max_score[h] = m;
-    weight[h] = is_live[0] ? dialect::exp2(low - m) : 0.0f;
-    weight[h + 2] = is_live[1] ? dialect::exp2(high - m) : 0.0f;
+    weight[h] = is_live[h][0] ? dialect::exp2(low - m) : 0.0f;
+    weight[h + 2] = is_live[h][1] ? dialect::exp2(high - m) : 0.0f;
     state.sum[h] = state.sum[h] * w.keep[h] + weight[h] + weight[h + 2];
   }
   w.p[0] = dialect::transpose_8x8(pack_bf16(weight[0], weight[1]));
@@ -107,7 +109,7 @@ SGL_UNROLL
 }
 
 // One warp's tokens of an item: every eighth batch of the pool, copied ahead into its stage.
-template <int32_t kHeadDim>
+template <int32_t kHeadDim, bool kIsVerify>
 struct ItemTokens {
   using Stage = KvStage<kHeadDim>;
   static constexpr int32_t kStride = abi::kNumConsumerWarps * abi::kWarpTokens;
@@ -117,7 +119,8 @@ struct ItemTokens {
   const bf16* v_head;
   const int32_t* slots;
   int32_t lane, layer, row, first, end;  // first: of the batch in the stage
-  int32_t old_end;                       // tokens from here on are new: one at most
+  int32_t new_begin;                     // tokens from here on are new, at most one a row of the request; -1: the request has none
+  int32_t old_end;                       // tokens before this come from the pool
   uint32_t slot, next_slot;              // of token first + lane % 16, and of the batch after
 
   SGL_DEVICE ItemTokens(const DecodeStepParams& params, const Shared& s, const AttentionItem& item, int32_t layer_idx, const bf16* k_pool, const bf16* v_pool,
@@ -127,9 +130,12 @@ struct ItemTokens {
     if (dialect::planted(dialect::Planted::kWrongKvHead)) kv_head = (kv_head + 1) % p.geometry.num_kv_heads;
     k_head = k_pool + kv_head * kHeadDim;
     v_head = v_pool + kv_head * kHeadDim;
-    slots = p.req_to_token + static_cast<int64_t>(s.rows()->request[item.row]) * p.geometry.req_to_token_stride;
+    const int32_t request = request_of<kIsVerify>(p, item.row);
+    slots = p.req_to_token + static_cast<int64_t>(s.rows()->row[request].request) * p.geometry.req_to_token_stride;
     end = item.end;
-    old_end = min_int(item.end, s.rows()->length[item.row] - 1);
+    new_begin = min_int(item.end, s.rows()->row[request].length - rows_per_request<kIsVerify>(p));
+    old_end = new_begin;
+    if (dialect::planted(dialect::Planted::kSiblingInPool) && has_new()) old_end = item.end - 1;
     first = item.begin + warp * abi::kWarpTokens;
     if (dialect::planted(dialect::Planted::kMaskOffByOne) && item.split == 0) first += 1;
     if (dialect::planted(dialect::Planted::kOffByOnePage)) slots += 1;
@@ -146,7 +152,7 @@ struct ItemTokens {
     s.slots(warp, 1)[lane] = next_slot;
   }
   SGL_DEVICE bool has_batch() const { return first < end; }
-  SGL_DEVICE bool has_new() const { return old_end >= 0 && old_end < end; }
+  SGL_DEVICE bool has_new() const { return new_begin >= 0 && new_begin < end; }
   // Tokens past the old ones repeat the last: copies need no predicates, what they bring is replaced or masked.
   SGL_DEVICE uint32_t load_slot(int32_t at) const {
     return at < old_end ? static_cast<uint32_t>(dialect::load_constant(slots + min_int(at + lane % abi::kWarpTokens, old_end - 1))) : 0u;
@@ -176,15 +182,21 @@ SGL_UNROLL
     first += kStride;
     next_slot = load_slot(first + kStride);
   }
-  // The newest token's k or v, prepared in the block, if this batch holds it: over what was copied there. In a batch without old
-  // tokens it fills every row: what is masked must be finite. Entry: all lanes, which have awaited the batch's copies.
-  SGL_DEVICE void place_new(const Shared& s, int32_t is_v) const {
-    const int32_t r = old_end - first;
-    if (!has_new() || r < 0 || r >= abi::kWarpTokens) return;
-    dialect::sync_warp();  // the other lanes' copies of that row have arrived too
+  // The new tokens' k or v, prepared in the block, where this batch holds them: over what was copied there. A batch without old
+  // tokens has its last one in every row behind: what is masked must be finite. Entry: all lanes, which have awaited the batch's copies.
+  SGL_DEVICE void place_new(const Shared& s, uint32_t free_half, int32_t is_v) const {
+    const int32_t num_old = old_end - first, last = end - 1 - first;
+    if (!has_new() || num_old >= abi::kWarpTokens) return;
+    dialect::sync_warp();  // the other lanes' copies of those rows have arrived too
     if (lane >= Stage::kVecs) return;
-    const Vec16 value = reinterpret_cast<const Vec16*>(item_vector<kHeadDim>(s, abi::kMaxHeadsPerItem + is_v))[lane];
-    for (int32_t row_idx = r; row_idx <= (r == 0 ? abi::kWarpTokens - 1 : r); ++row_idx) *stage.at(is_v, row_idx, lane) = value;
+    const auto load = [&](int32_t token) { return reinterpret_cast<const Vec16*>(new_vector<kHeadDim, kIsVerify>(p, s, free_half, token, is_v))[lane]; };
+    Vec16 value = kIsVerify ? Vec16{} : load(0);
+    const int32_t stop = num_old > 0 ? min_int(last + 1, abi::kWarpTokens) : abi::kWarpTokens;
+SGL_NO_UNROLL
+    for (int32_t i = num_old > 0 ? num_old : 0; i < stop; ++i) {
+      if (kIsVerify) value = load(first + min_int(i, last) - new_begin);
+      *stage.at(is_v, i, lane) = value;
+    }
   }
 };
 

@@ -87,6 +87,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   constexpr int32_t kHalf = abi::kTileRows / 2;
   constexpr bool kPaired = kOp == abi::kOpGateUp;
   constexpr int32_t kPairs = (kPaired ? kHalf : abi::kTileRows) / 2;  // pairs of one row of a tile
+  static_assert(kNTiles * 8 * kPairs <= kConsumerThreads, "a thread finishes one pair of a tile");
   const sync::FaultSink sink = fault_sink(p);
   const int32_t begin = s.rows()->tiles[kOp].begin, end = begin + s.rows()->tiles[kOp].count;
   const int32_t k_extent = p.ops[kOp].k_extent, k_panel = p.ops[kOp].k_panel;

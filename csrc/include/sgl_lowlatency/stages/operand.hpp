@@ -12,7 +12,7 @@ SGL_DEVICE Stream input_stream(const DecodeStepParams& p, int32_t layer) {
 }
 
 // Fills the panel with columns [k0, k1) of operation kOp's input and passes a consumer barrier; with the last columns, where it
-// reads the stream, RowState::inverse_rms follows, which the next barrier publishes. Entry: all consumer threads; the panel is free.
+// reads the stream, Row::inverse_rms follows, which the next barrier publishes. Entry: all consumer threads; the panel is free.
 template <int32_t kOp>
 SGL_DEVICE void load_operand(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t k0, int32_t k1) {
   constexpr bool kNorm = kOp == abi::kOpQkv || kOp == abi::kOpGateUp;

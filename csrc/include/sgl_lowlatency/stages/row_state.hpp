@@ -25,37 +25,46 @@ struct alignas(16) LayerTables {
   abi::KvLayer kv;
 };
 
-// One attention item: up to kMaxHeadsPerItem query heads of one KV head of one row, over tokens [begin, end).
+// One attention item: query heads of one KV head of consecutive rows of one request, over tokens [begin, end). It has a column of
+// the MMA for each head of each row, kMaxHeadsPerItem at most: column c is head_begin + c % num_heads of row + c / num_heads.
 struct AttentionItem {
-  int32_t row;
+  int32_t row;         // the first
+  int32_t num_rows;
   int32_t kv_head;
   int32_t head_begin;  // first query head
   int32_t num_heads;
   int32_t begin;
-  int32_t end;
-  int32_t split;       // index among the row's splits
+  int32_t end;         // what the last row sees; in the last split, each row before it sees a token less
+  int32_t split;       // index among the request's splits
   int32_t num_splits;
-  int32_t first_slot;  // partial slot of split 0 of this (row, kv head, subgroup); split i is slot_stride further each
+  int32_t first_slot;  // partial slot of split 0 of these rows and heads; split i is slot_stride further each
   int32_t slot_stride;
 };
 constexpr int32_t kKeptItems = 4;
 
-// What a block knows of each row, read and checked once a launch, and what the phases keep a row or a block.
+// What a block knows of each row, read and checked once a launch, and what the phases keep of it.
+struct Row {
+  int32_t token;
+  int32_t position;
+  int32_t slot;  // KV slot of the new token
+  float inverse_rms;
+  // Of the request whose number this is, not the row's:
+  int32_t length;   // tokens, all new ones included; 0 for a request without any
+  int32_t request;  // row of req_to_token
+};
+static_assert(sizeof(Row) == abi::kRowBytes, "smem_layout reserves kRowBytes a row");
+
+// What a block knows of a launch, and its rows, as many as the step has.
 struct RowState {
-  int32_t token[abi::kMaxRows];
-  int32_t position[abi::kMaxRows];
-  int32_t length[abi::kMaxRows];   // sequence length, the new token included; 0 for a row without one
-  int32_t request[abi::kMaxRows];  // row of req_to_token
-  int32_t slot[abi::kMaxRows];     // KV slot of the new token
-  float inverse_rms[abi::kMaxRows];
   abi::TileRange tiles[abi::kNumOps];     // the block's tiles of each operation
   LayerTables tables[2];                  // of this layer and of the next one: layer % 2
   AttentionItem items[kKeptItems];        // the block's first attention items: they are the same in every layer
   int32_t num_items;                      // of the block
   int32_t first_generation;               // SyncState::first_generation
   int32_t used_bytes[abi::kGenerations];  // SyncState::used_bytes
+  Row row[abi::kMaxRows];
 };
-static_assert(sizeof(RowState) <= abi::kRowStateBytes, "smem_layout reserves kRowStateBytes");
+static_assert(offsetof(RowState, row) <= abi::kRowStateBytes, "smem_layout reserves kRowStateBytes beside the rows");
 
 // The sections of the block's shared memory (abi::SmemLayout), addressed anew at each use: nothing to keep in registers.
 struct Shared {
@@ -78,10 +87,19 @@ struct Shared {
 
 SGL_DEVICE sync::FaultSink fault_sink(const DecodeStepParams& p) { return {p.fault, p.rank, p.deadline_ns}; }
 
+// kIsVerify: of the kernel's instance, rows_per_request may be more than 1. What it costs to tell the rows of a request apart folds
+// away in the other one.
+template <bool kIsVerify>
+SGL_DEVICE int32_t rows_per_request(const DecodeStepParams& p) { return kIsVerify ? p.rows_per_request : 1; }
+template <bool kIsVerify>
+SGL_DEVICE int32_t request_of(const DecodeStepParams& p, int32_t row) { return row / rows_per_request<kIsVerify>(p); }
+
 SGL_DEVICE void sync_consumers() { dialect::sync_named(kConsumerBarrier, kConsumerThreads); }
 
-// Reads and checks one row's inputs. Entry: one thread a row, before the block's first barrier.
+// Reads and checks one row's inputs, and with its first row a request's. Entry: one thread a row, before the block's first barrier.
 // A value outside its range ends the launch with a record (row, limit, value): it would read or write foreign memory.
+// A request shorter than the new tokens it should count has none, as graphs pad steps: nothing is written for it.
+template <bool kIsVerify>
 SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row) {
   const sync::FaultSink sink = fault_sink(p);
   const auto checked = [&](int64_t value, int64_t limit, abi::FaultKind kind) {
@@ -92,11 +110,15 @@ SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row
     return static_cast<int32_t>(value);
   };
   const abi::Geometry& g = p.geometry;
-  s.rows()->token[row] = checked(dialect::load_constant(p.input_ids + row), g.vocab, abi::kFaultBadTokenId);
-  s.rows()->position[row] = checked(dialect::load_constant(p.positions + row), g.max_position, abi::kFaultBadPosition);
-  s.rows()->length[row] = checked(dialect::load_constant(p.seq_lens + row), static_cast<int64_t>(g.req_to_token_stride) + 1, abi::kFaultBadLength);
-  s.rows()->request[row] = checked(dialect::load_constant(p.req_pool_indices + row), g.num_request_rows, abi::kFaultBadRequestRow);
-  s.rows()->slot[row] = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
+  s.rows()->row[row].token = checked(dialect::load_constant(p.input_ids + row), g.vocab, abi::kFaultBadTokenId);
+  s.rows()->row[row].position = checked(dialect::load_constant(p.positions + row), g.max_position, abi::kFaultBadPosition);
+  s.rows()->row[row].slot = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
+  const int32_t num_new = rows_per_request<kIsVerify>(p), request = request_of<kIsVerify>(p, row), uncounted = num_new - p.counted_tokens;
+  if (row != request * num_new) return;
+  const int32_t length = checked(dialect::load_constant(p.seq_lens + request), static_cast<int64_t>(g.req_to_token_stride) + 1 - uncounted,
+                                 abi::kFaultBadLength) + uncounted;
+  s.rows()->row[request].length = length >= num_new ? length : 0;
+  s.rows()->row[request].request = checked(dialect::load_constant(p.req_pool_indices + request), g.num_request_rows, abi::kFaultBadRequestRow);
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -37,7 +37,7 @@ SGL_UNROLL
   }
 }
 
-// RowState::inverse_rms of every row: 1 / rms(x), the tiles' squares added in a fixed order.
+// Row::inverse_rms of every row: 1 / rms(x), the tiles' squares added in a fixed order.
 // Entry: all consumer threads; the next consumer barrier publishes it.
 SGL_DEVICE void load_inverse_rms(const DecodeStepParams& p, const Shared& s, const Stream& stream) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, tiles = p.geometry.hidden / abi::kTileRows;
@@ -52,7 +52,7 @@ SGL_UNROLL
     }
 SGL_UNROLL
     for (int32_t mask = 16; mask > 0; mask /= 2) sum += dialect::shuffle_xor(sum, mask);
-    if (lane == 0) s.rows()->inverse_rms[row] = dialect::rsqrt(sum / static_cast<float>(p.geometry.hidden) + p.geometry.rms_eps);
+    if (lane == 0) s.rows()->row[row].inverse_rms = dialect::rsqrt(sum / static_cast<float>(p.geometry.hidden) + p.geometry.rms_eps);
   }
 }
 
@@ -66,7 +66,7 @@ SGL_DEVICE void publish_embedding(const DecodeStepParams& p, const Shared& s, co
     const int32_t column = tile * abi::kTileRows + m;
     uint32_t x = 0, weight = 0;
     if (row < p.rows) {
-      const bf16* const embedding = p.embedding + static_cast<int64_t>(s.rows()->token[row]) * p.geometry.hidden;
+      const bf16* const embedding = p.embedding + static_cast<int64_t>(s.rows()->row[row].token) * p.geometry.hidden;
       x = dialect::load_constant(reinterpret_cast<const uint32_t*>(embedding + column));
       weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(input_norm + column));
     }

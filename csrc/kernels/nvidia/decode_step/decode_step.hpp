@@ -5,10 +5,11 @@
 //   hidden_out = rms_norm(x) * final_norm
 //
 // Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16, both in
-//           SGLang's own layout; inputs [rows] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
+//           SGLang's own layout; inputs [rows] or [requests] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
 //           blocks hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
-//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16.
+//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kIsVerify:
+//           requests may have several rows (DecodeStepParams::rows_per_request).
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
@@ -26,7 +27,7 @@ namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-template <int32_t kNTiles, int32_t kHeadDim>
+template <int32_t kNTiles, int32_t kHeadDim, bool kIsVerify>
 struct DecodeStep {
   const DecodeStepParams& p;
   const Shared& s;
@@ -72,13 +73,13 @@ struct DecodeStep {
       if (kOp == abi::kOpQkv) {
         if (!is_finisher) return;
         const int32_t columns = (p.geometry.num_q_heads + 2 * p.geometry.num_kv_heads) * kHeadDim;
-        const float inverse_rms = s.rows()->inverse_rms[row];
+        const float inverse_rms = s.rows()->row[row].inverse_rms;
         uint32_t words[2] = {dialect::float_to_bits(pair.y[0] * inverse_rms + low_float(early.weights)),
                              dialect::float_to_bits(pair.y[1] * inverse_rms + high_float(early.weights))};
         sync::publish(handover_buffer(p, s, layer, p.at.qkv) + row * columns + pair.tile * abi::kTileRows + pair.m, words);
       } else if (kOp == abi::kOpGateUp) {
         if (!is_finisher) return;
-        const float inverse_rms = s.rows()->inverse_rms[row];
+        const float inverse_rms = s.rows()->row[row].inverse_rms;
         float out[2];
 SGL_UNROLL
         for (int32_t i = 0; i < 2; ++i) {
@@ -128,7 +129,7 @@ SGL_UNROLL
     sync_consumers();
     for (int32_t row = dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) {
       const int64_t row_begin = static_cast<int64_t>(row) * hidden / 2;
-      const float inverse_rms = s.rows()->inverse_rms[row];
+      const float inverse_rms = s.rows()->row[row].inverse_rms;
       for (int32_t i = dialect::thread_idx(); i < hidden / 2; i += kConsumerThreads) {
         uint32_t word[1];
         sync::await_words(fault_sink(p), residual, row_begin + i, word);
@@ -163,7 +164,7 @@ SGL_UNROLL
     sync_consumers();  // the items are kept
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       run_op<abi::kOpQkv>(layer);
-      run_attention<kHeadDim>(p, s, layer);
+      run_attention<kHeadDim, kIsVerify>(p, s, layer, scratch_parity);
       run_op<abi::kOpOutProj>(layer);
       run_op<abi::kOpGateUp>(layer);
       run_op<abi::kOpDown>(layer);
@@ -175,11 +176,11 @@ SGL_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-template <int32_t kNTiles, int32_t kHeadDim>
+template <int32_t kNTiles, int32_t kHeadDim, bool kIsVerify>
 SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   const Shared s{p.shared};
   const int32_t thread = dialect::thread_idx();
-  if (thread < p.rows) load_row(p, s, thread);
+  if (thread < p.rows) load_row<kIsVerify>(p, s, thread);
   if (thread == kConsumerThreads) {
     for (int32_t i = 0; i < p.num_stages; ++i) {
       dialect::mbarrier_init(s.full(i), abi::kNumProducerWarps);
@@ -196,11 +197,11 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   }
   if (thread == 160) load_first_tables(p, s);
   dialect::sync_block();
-  if (thread == 0) keep_items(p, s);
+  if (thread == 0) keep_items<kIsVerify>(p, s);
   if (thread >= kConsumerThreads) {
     produce_weights(p, s, thread % 32);
   } else {
-    DecodeStep<kNTiles, kHeadDim>(p, s).run();
+    DecodeStep<kNTiles, kHeadDim, kIsVerify>(p, s).run();
   }
 }
 
