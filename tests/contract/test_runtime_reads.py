@@ -40,13 +40,13 @@ def test_the_logits_processor_is_called_as_the_model_calls_it():
 
 def test_a_batch_of_the_self_check_leaves_no_field_of_the_live_one_that_names_its_requests():
     """Fields that hold the live batch's requests or bind its outputs are replaced; a new one upstream must be looked at."""
-    replaced = inspect.getsource(sglang_state.decode_batch)
+    replaced = inspect.getsource(sglang_state.check_batch)
     fields = {field.name for field in dataclasses.fields(ForwardBatch)}
     per_request = {
         "input_ids", "req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "seq_lens_sum", "orig_seq_lens",
         "positions", "out_cache_loc", "out_cache_loc_virtual", "kv_loc_plan", "kv_loc_cols", "residual_stream",
         "next_token_logits_buffer", "aux_hidden_states_buffer", "capture_hidden_mode", "return_logprob",
-        "forward_metadata_ready", "batch_size",
+        "forward_metadata_ready", "batch_size", "spec_info",
     }
     assert per_request <= fields
     assert [name for name in sorted(per_request) if f"{name}=" not in replaced] == []
