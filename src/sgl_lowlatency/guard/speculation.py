@@ -4,9 +4,9 @@ A verify step has the same number of draft tokens for every request. decode_step
 and the drafts before it. What that leaves out (read from sglang 0.5.23):
 
 - Trees. The mask is data on the GPU that no host decision can look at, so a setting that allows a tree is refused.
-- NGRAM drafts at breadth 1 are one path a match, but a chain that runs out of matches is filled up with paths of shorter matches
-  and with token 0, all of which start over at the first token. fa3, fa4 and trtllm_mha verify them as a chain all the same, and so
-  does decode_step; the other backends read the tree's mask and would compute something else.
+- NGRAM drafts at breadth 1 are one path a match, but where the longest match ends early the drafts are filled up with paths of
+  shorter matches and with token 0, all of which start over at the first token (tests/contract/test_ngram_drafts.py). fa3, fa4 and
+  trtllm_mha verify them as a chain all the same, and so does decode_step; flashinfer and triton read the tree's mask.
 - Hidden states between layers. EAGLE3, DFLASH and DSPARK drafts read the inputs of some layers, and decode_step hands over the
   final norm's output alone (which is what EAGLE drafts read, and more than STANDALONE and NGRAM do).
 """
@@ -67,12 +67,12 @@ def _width_reasons(cfg: Any, max_rows: int) -> list[str]:
 
 
 def _backend_reasons(cfg: Any, algorithm: str) -> list[str]:
-    backend = cfg.attention_backend
+    backend = cfg.decode_attention_backend or cfg.attention_backend  # of prefill too, or guard/config.py refuses
     if backend not in CHAIN_BACKENDS:
         return [f"--attention-backend {backend} is not served with speculative decoding, only {', '.join(CHAIN_BACKENDS)}"]
     if algorithm == "NGRAM" and backend not in NGRAM_BACKENDS:
         return [
-            f"--attention-backend {backend} is not served with NGRAM: it reads the drafts' mask, which is that of a tree where "
-            f"matches part; {', '.join(NGRAM_BACKENDS)} verify a chain, as the kernel does"
+            f"--attention-backend {backend} is not served with NGRAM: it verifies a tree where the drafts' matches part; "
+            f"{', '.join(NGRAM_BACKENDS)} verify a chain, as the kernel does"
         ]
     return []
