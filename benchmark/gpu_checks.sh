@@ -8,6 +8,7 @@
 # PHASE    speed      decode_ab at 1k, batch 1 2 4 8, tokens compared (about 4 min)
 #          long       decode_ab at 8k, batch 1 (about 3 min)
 #          profile    as speed, with GPU-only step times from traces (about 5 min)
+#          ngram      ngram_ab at 1k, batch 1 4 8, tokens compared (about 5 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
@@ -38,6 +39,7 @@ for name in "$@"; do
     speed) phase speed serve.decode_ab || status=1 ;;
     profile) phase profile serve.decode_ab --profile || status=1 ;;
     long) phase long serve.decode_ab --name served-qwen3-8b-8k --contexts 8000 --batches 1 --compare-tokens 64 || status=1 ;;
+    ngram) phase ngram serve.ngram_ab || status=1 ;;
     scenarios)
       phase refusals serve.refusals --parallel 6 &
       refusals=$!
