@@ -160,7 +160,7 @@ def compare(pair, model: Path, shape, args, results: Results) -> list[str]:
     for batch in args.batches:
         try:
             verdict, entry = compare_batch(pair, prompts_of(batch, shape.vocab, args), args, oracle)
-        except (ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             entry, problem = {"error": str(error)}, f"tokens bs {batch}: {error}"
         else:
             problem = f"tokens bs {batch}: {len(verdict.wrong)} wrong" if verdict.wrong else None
@@ -222,7 +222,8 @@ def main() -> int:
         codes = {one.name: one.stop() for one in pair}
         results.set(exit_lines=coverage.exit_lines(pair[1]), exit_codes=codes)
     except (RuntimeError, OSError, ValueError, http.client.HTTPException) as error:  # keep what was measured
-        problems.append(f"{type(error).__name__}: {error}")
+        deadline.say(f"{type(error).__name__}: {error}")
+        problems.append(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")  # a log's end may follow
         results.set(problems=problems)
         for one in pair:
             deadline.say(f"{one.name}: exit status {one.process.poll()}, the end of its log:\n{one.tail()}")

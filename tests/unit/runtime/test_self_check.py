@@ -8,10 +8,12 @@ import pytest
 import torch
 from sgl_lowlatency.runtime.self_check import FIGURES, SelfCheck
 from tiny_serving import TOLERANCES
+from verify_step import KERNEL_VERIFIES
 
 PLANTED = {"off-by-one page": 4, "wrong kv head": 5, "skipped norm": 6, "wrong rope": 7, "mask off by one": 8}
 
 
+PLANTED_IN_VERIFY = {"sees the next draft": 10, "drafts before it are read from the pool": 11, "drafts rotated by the first's position": 12}
 DRAFTS = 4
 # The tokens of a request that its draft `d` sees behind a prefix of `p` tokens; right is range(p + d + 1). Bound: what the worst
 # figure exceeds its tolerance by.
@@ -76,6 +78,14 @@ def test_every_bug_of_the_chain_fails(make_serving, bug, requests):
 def test_every_planted_bug_fails_verify(make_serving, bug):
     serving = make_serving(drafts=4)
     report = run(serving, serving.kernel(PLANTED[bug], rows=8), 2)
+    assert any(not report.figures[name] <= 2 * bound for name, bound in TOLERANCES.items()), f"{bug} passed: {report}"
+
+
+@pytest.mark.skipif(not KERNEL_VERIFIES, reason="this kernel takes one row a request: no bug among a request's rows to plant")
+@pytest.mark.parametrize("bug", PLANTED_IN_VERIFY)
+def test_every_planted_bug_among_the_rows_of_a_request_fails(make_serving, bug):
+    serving = make_serving(drafts=4)
+    report = run(serving, serving.kernel(PLANTED_IN_VERIFY[bug], rows=8), 2)
     assert any(not report.figures[name] <= 2 * bound for name, bound in TOLERANCES.items()), f"{bug} passed: {report}"
 
 
