@@ -47,6 +47,13 @@ def test_verify_steps_run_the_kernel_and_give_what_the_model_does(facts):
     }
 
 
+def test_speculation_writes_the_text_that_float64_decides(facts):
+    """Accepted drafts stay in the cache, rejected ones are written over: neither may change what follows."""
+    got = facts["texts"]
+    assert got["wrong"] == [] and got["tokens"] >= 2 * got["wanted"]
+    assert got["steps"] < 0.7 * got["steps_without_drafts"], "hardly a draft was accepted: nothing was shown"
+
+
 def test_a_wrong_kernel_is_refused_at_its_first_verify_step(facts):
     error = facts["refused"]["error"]
     assert error.startswith("decode_step self-check failed, the server is refused: verify of 4 rows, 4 a request, lengths [1, 2, 3, ")

@@ -65,32 +65,33 @@ class VerifyRunner:
         )
         return binding.built_megakernel(self.runner.model)
 
-    def prefill(self, prompts: list[list[int]]):
-        """Runs the prompts through SGLang, request after request; returns (request rows, prefix lengths) int64."""
-        rows = []
+    def prefill(self, prompts: list[list[int]], room: int = DRAFTS):
+        """Runs the prompts through SGLang, request after request; returns (request rows, prefix lengths, next tokens) int64.
+        room: slots that every request gets behind its prompt."""
+        rows, following = [], []
         for prompt in prompts:
-            row, slots = self._next_row, self._slots(len(prompt))
+            row, reserved = self._next_row, self._slots(len(prompt) + room)
             self._next_row += 1
-            self.table[row, : len(prompt)] = slots.int()
-            length = torch.tensor([len(prompt)])
-            self._run(
+            self.table[row, : len(reserved)] = reserved.int()
+            slots, length = reserved[: len(prompt)], torch.tensor([len(prompt)])
+            output = self._run(
                 "EXTEND", torch.tensor(prompt), torch.arange(len(prompt)), length, torch.tensor([row]), slots,
                 extend_num_tokens=len(prompt), extend_seq_lens=length.int(), extend_prefix_lens=torch.zeros(1, dtype=torch.int32),
                 extend_start_loc=torch.zeros(1, dtype=torch.int32), extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[len(prompt)],
                 extend_logprob_start_lens_cpu=[0],
             )
             rows.append(row)
-        return torch.tensor(rows), torch.tensor([len(prompt) for prompt in prompts])
+            following.append(int(output.next_token_logits[0].argmax()))
+        return torch.tensor(rows), torch.tensor([len(prompt) for prompt in prompts]), torch.tensor(following)
 
     def verify_batch(self, drafts: torch.Tensor, rows: torch.Tensor, prefix_lens: torch.Tensor, *, full: bool = False):
-        """A verify step's ForwardBatch. drafts: [requests, DRAFTS], token ids. full: hidden states are wanted, as EAGLE does."""
+        """A verify step's ForwardBatch, in the slots that lie behind the prefixes. drafts: [requests, DRAFTS], token ids. full:
+        hidden states are wanted, as EAGLE does."""
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
         from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
-        slots = self._slots(drafts.numel())
-        for row, prefix, of_request in zip(rows, prefix_lens, slots.view(drafts.shape)):
-            self.table[row, prefix : prefix + DRAFTS] = of_request.int()
-        positions = (prefix_lens[:, None] + torch.arange(DRAFTS)).flatten()
+        behind = prefix_lens[:, None] + torch.arange(DRAFTS)
+        positions, slots = behind.flatten(), self.table[rows[:, None], behind].long().flatten()
         spec_info = NgramVerifyInput(
             draft_token=drafts.flatten(), custom_mask=torch.ones(1, dtype=torch.bool), positions=positions, draft_token_num=DRAFTS
         )
@@ -101,8 +102,7 @@ class VerifyRunner:
 
     def decode_batch(self, rows: torch.Tensor, lengths: torch.Tensor):
         """A decode step's ForwardBatch, of token 5 behind `lengths` tokens."""
-        slots = self._slots(len(rows))
-        self.table[rows, lengths] = slots.int()
+        slots = self.table[rows, lengths].long()
         return self._batch("DECODE", torch.full((len(rows),), 5), lengths, lengths + 1, rows, slots)
 
     def forward(self, batch):
@@ -161,6 +161,24 @@ def verify_as_a_chain(backend) -> None:
     backend.forward_extend = forward_extend
 
 
+def generate(verify: VerifyRunner, prompts, new_tokens: int, draft, forward) -> tuple[list[list[int]], int]:
+    """Greedy texts by speculation as SGLang's worker does it, and the steps it took. draft(request, text) names the DRAFTS - 1 tokens
+    that may follow; forward runs a verify step's batch."""
+    rows, prefix_lens, following = verify.prefill(prompts, room=new_tokens + 2 * DRAFTS)
+    texts, steps = [[int(token)] for token in following], 0
+    while min(map(len, texts)) < new_tokens:
+        drafts = torch.tensor([[text[-1], *draft(request, text)] for request, text in enumerate(texts)])
+        chosen = forward(verify.verify_batch(drafts, rows, prefix_lens)).next_token_logits.argmax(dim=-1).view(drafts.shape)
+        right = (drafts[:, 1:] == chosen[:, :-1]).int().cumprod(dim=1).sum(dim=1)
+        for request, text in enumerate(texts):
+            if len(text) < new_tokens:
+                accepted = chosen[request, : int(right[request]) + 1].tolist()
+                text += accepted
+                prefix_lens[request] += len(accepted)
+        steps += 1
+    return texts, steps
+
+
 def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest relative L2 distance of any row."""
     actual, expected = actual.float().flatten(1), expected.float().flatten(1)
@@ -175,7 +193,7 @@ def dispatch(verify: VerifyRunner, model: Path) -> dict:
     built = verify.install()
     facts["widths"], facts["summary"] = list(built.widths), built.summary()
     prompts = [torch.randint(3, 500, (length,), generator=generator).tolist() for length in PROMPTS]
-    rows, prefix_lens = verify.prefill(prompts)
+    rows, prefix_lens, _ = verify.prefill(prompts, room=2 * DRAFTS)
     drafts = torch.randint(3, 500, (len(prompts), DRAFTS), generator=generator)
     batch = verify.verify_batch(drafts, rows, prefix_lens, full=True)
     slots, before = batch.out_cache_loc, [buffer.clone() for buffer in verify.runner.token_to_kv_pool.get_kv_buffer(1)]
@@ -201,16 +219,38 @@ def dispatch(verify: VerifyRunner, model: Path) -> dict:
     one = verify.decode_batch(rows, prefix_lens + DRAFTS)
     facts["decode_equals_original"] = torch.equal(verify.forward(one).next_token_logits, verify.forward_originally(one).next_token_logits)
     many = built.widths[-1] // DRAFTS + 1
+    verify.table[1 : many + 1, 1 : DRAFTS + 1] = verify._slots(many * DRAFTS).view(many, DRAFTS).int()
     verify.forward(verify.verify_batch(torch.full((many, DRAFTS), 7), torch.arange(1, many + 1), torch.full((many,), 1)))
     counts = built.coverage.counts()
     facts["executed"], facts["fallbacks"], facts["mode"] = counts.executed, counts.fallbacks, counts.mode
     return facts
 
 
+def texts(verify: VerifyRunner, model: Path) -> dict:
+    """Texts that speculation makes of drafts that are right, wrong from somewhere on, or wrong at once."""
+    from sgl_lowlatency.cli.greedy_oracle import GreedyOracle
+
+    generator, oracle, new_tokens = torch.Generator().manual_seed(4), GreedyOracle(model), 40
+    prompts = [torch.randint(3, 500, (length,), generator=generator).tolist() for length in (5, 62)]
+    verify.install()
+    standard, slow = generate(verify, prompts, new_tokens, lambda *_: [0] * (DRAFTS - 1), verify.forward_originally)
+
+    def guess(request, text):
+        drafts = (standard[request] + [0] * DRAFTS)[len(text) : len(text) + DRAFTS - 1]
+        wrong_from = int(torch.randint(0, DRAFTS + 2, (1,), generator=generator))
+        return [token if at < wrong_from else (token + 1) % 500 for at, token in enumerate(drafts)]
+
+    ours, fast = generate(verify, prompts, new_tokens, guess, verify.forward)
+    wrong = [
+        vars(choice) for prompt, text in zip(prompts, ours) for choice in oracle.judge(prompt, text) if not choice.is_right
+    ]
+    return {"wrong": wrong, "steps": fast, "steps_without_drafts": slow, "tokens": sum(map(len, ours)), "wanted": new_tokens}
+
+
 def refused(verify: VerifyRunner) -> dict:
     """A kernel with a wrong mask at its first verify step."""
     verify.install(planted=8)
-    rows, prefix_lens = verify.prefill([[4, 5, 6, 7]])
+    rows, prefix_lens, _ = verify.prefill([[4, 5, 6, 7]])
     batch = verify.verify_batch(torch.tensor([[8, 9, 10, 11]]), rows, prefix_lens)
     try:
         verify.forward(batch)
@@ -225,7 +265,7 @@ def draft(verify: VerifyRunner) -> dict:
 
     with draft_model_build_scope():
         built = verify.install(is_draft=True)
-    rows, prefix_lens = verify.prefill([[4, 5, 6, 7]])
+    rows, prefix_lens, _ = verify.prefill([[4, 5, 6, 7]])
     batch = verify.decode_batch(rows, prefix_lens)
     same = torch.equal(verify.forward(batch).next_token_logits, verify.forward_originally(batch).next_token_logits)
     return {"kind": type(built).__name__, "same": same, "fallbacks": built.coverage.counts().fallbacks}
@@ -234,4 +274,5 @@ def draft(verify: VerifyRunner) -> dict:
 if __name__ == "__main__":
     checkpoint = Path(sys.argv[1])
     runner = VerifyRunner(checkpoint)
-    print(json.dumps({"dispatch": dispatch(runner, checkpoint), "refused": refused(runner), "draft": draft(runner)}))
+    facts = {"dispatch": dispatch(runner, checkpoint), "texts": texts(runner, checkpoint)}
+    print(json.dumps(facts | {"refused": refused(runner), "draft": draft(runner)}))
