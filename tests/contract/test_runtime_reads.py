@@ -19,8 +19,10 @@ from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.fallback import fallback_reason
+from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS
 
 
 def parameters(function):
@@ -82,6 +84,18 @@ def test_a_draft_model_is_built_in_the_scope_that_tells_it_from_the_target():
     assert "moe.in_speculative_scope = True" in source("srt.layers.moe.utils")
     for worker in ("standalone_worker_v2", "eagle_worker_v2"):
         assert "draft_model_build_scope()," in source(f"srt.speculative.{worker}"), worker
+
+
+def test_the_graphs_of_a_draft_model_are_not_asked_whether_they_run_ours():
+    """SGLang refuses a runner none of whose decode graphs runs the kernel; a draft model's graphs are captured by other code."""
+    assert "self.model_runner.capture_tail_hooks" in source("srt.model_executor.runner.decode_cuda_graph_runner")
+    for runner in ("eagle_draft_cuda_graph_runner", "eagle_draft_extend_cuda_graph_runner"):
+        text = source(f"srt.speculative.{runner}")
+        assert "def capture_one_shape(" in text and "capture_tail_hooks" not in text, runner
+
+
+def test_the_spec_asks_for_no_wider_step_than_the_kernel_has():
+    assert MAX_ROWS <= abi.MAX_ROWS
 
 
 def test_backends_that_serve_ngram_never_read_its_mask_at_breadth_1():
