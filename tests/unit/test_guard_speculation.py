@@ -90,6 +90,11 @@ def test_all_reasons_come_together():
     assert len(reasons(**fields)) == 4
 
 
+def test_an_argument_this_sglang_lacks_is_a_reason():
+    (reason,) = speculation_reasons(SimpleNamespace(), max_rows=16)
+    assert reason.startswith("this SGLang has no server argument 'speculative_algorithm' to check; ")
+
+
 def test_the_rows_that_are_served_decide_the_draft_tokens():
     assert reasons(**NGRAM | {"speculative_num_draft_tokens": 32}, max_rows=32) == []
     assert "2 to 32 tokens a request" in reasons(**NGRAM | {"speculative_num_draft_tokens": 33}, max_rows=32)[0]

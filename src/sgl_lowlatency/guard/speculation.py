@@ -15,6 +15,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from sgl_lowlatency import TESTED_SGLANG
+
+READ = (
+    "speculative_algorithm", "speculative_ngram_max_bfs_breadth", "speculative_eagle_topk", "speculative_adaptive",
+    "enable_multi_layer_eagle", "speculative_num_draft_tokens", "attention_backend", "decode_attention_backend",
+)  # server arguments
 SERVED = ("NGRAM", "STANDALONE", "EAGLE")
 _READ_AUX_HIDDEN_STATES = ("EAGLE3", "DFLASH", "DSPARK")
 # Attention backends that verify at all, and those of them that verify NGRAM's drafts as a chain.
@@ -25,6 +31,9 @@ NGRAM_BACKENDS = ("fa3", "fa4", "trtllm_mha")
 def speculation_reasons(cfg: Any, *, max_rows: int) -> list[str]:
     """Why the speculative decoding that the resolved server arguments `cfg` ask for cannot be served; [] when it can, and
     without any. max_rows: rows of the widest step."""
+    absent = [name for name in READ if not hasattr(cfg, name)]
+    if absent:
+        return [f"this SGLang has no server argument {absent[0]!r} to check; {TESTED_SGLANG} is the tested release"]
     algorithm = cfg.speculative_algorithm
     if algorithm is None:
         return []
