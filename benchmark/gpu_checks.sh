@@ -10,6 +10,7 @@
 #          profile    as speed, with GPU-only step times from traces (about 5 min)
 #          standard   SGLang's own graph and decode_step, GPU time only, with and without LM head (about 3 min)
 #          standard-fp8  SGLang's own graph of the model with FP8 matrices (about 3 min)
+#          ngram      ngram_ab at 1k, batch 1 4 8, tokens compared (about 5 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
@@ -42,6 +43,7 @@ for name in "$@"; do
     long) phase long serve.decode_ab --name served-qwen3-8b-8k --contexts 8000 --batches 1 --compare-tokens 64 || status=1 ;;
     standard) phase standard kernels.standard_step || status=1 ;;
     standard-fp8) phase standard-fp8 kernels.standard_step --quantization fp8 || status=1 ;;
+    ngram) phase ngram serve.ngram_ab || status=1 ;;
     scenarios)
       phase refusals serve.refusals --parallel 6 &
       refusals=$!

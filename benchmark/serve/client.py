@@ -16,6 +16,7 @@ class Reply:
 
     ids: output tokens. top: per output token the (logprob, id) pairs returned, best first. finish: SGLang's finish reason
     type ("length", "stop", "abort"). cached: prompt tokens found in the prefix cache. logprobs: of the chosen tokens.
+    verify_steps: steps of speculative decoding that made the tokens, 0 without.
     """
 
     ids: list[int]
@@ -23,6 +24,7 @@ class Reply:
     top: list[list[tuple[float, int]]]
     finish: str
     cached: int
+    verify_steps: int = 0
 
 
 def greedy(max_new_tokens: int) -> dict:
@@ -36,6 +38,12 @@ def random_prompt(length: int, *, vocab: int, seed: int) -> list[int]:
     return [generator.randrange(10, vocab) for _ in range(length)]
 
 
+def repetitive_prompt(length: int, *, vocab: int, seed: int, period: int) -> list[int]:
+    """`length` token ids, the same `period` ones over and over."""
+    phrase = random_prompt(period, vocab=vocab, seed=seed)
+    return (phrase * (length // period + 1))[:length]
+
+
 def _reply(item: dict) -> Reply:
     meta = item["meta_info"]
     chosen = meta.get("output_token_logprobs") or []
@@ -47,6 +55,7 @@ def _reply(item: dict) -> Reply:
         top=[[(pair[0], pair[1]) for pair in entry] for entry in top],
         finish=reason.get("type", "none") if isinstance(reason, dict) else str(reason),
         cached=int(meta.get("cached_tokens") or 0),
+        verify_steps=int(meta.get("spec_verify_ct") or 0),
     )
 
 
@@ -84,13 +93,17 @@ class Client:
 
     def timed(self, prompts: list[list[int]], max_new_tokens: int) -> float:
         """Seconds of one batched greedy request. Raises RuntimeError unless every prompt got exactly its tokens."""
+        return self.timed_replies(prompts, max_new_tokens)[0]
+
+    def timed_replies(self, prompts: list[list[int]], max_new_tokens: int) -> tuple[float, list[Reply]]:
+        """The same with the replies."""
         begin = time.perf_counter()
         replies = self.generate(prompts, greedy(max_new_tokens))
         seconds = time.perf_counter() - begin
         lengths = [len(reply.ids) for reply in replies]
         if lengths != [max_new_tokens] * len(prompts):
             raise RuntimeError(f"asked for {max_new_tokens} tokens each, got {lengths}")
-        return seconds
+        return seconds, replies
 
     def stream(
         self, prompt: list[int], params: dict, *, rid: str, on_token: Callable[[int], bool], top: int = 0

@@ -9,6 +9,7 @@ import time
 from benchmark.serve.server import Server
 
 STEPS = re.compile(r'^sgl_lowlatency:decode_steps_total\{.*?rows="(\d+)"')
+MODE = re.compile(r'mode="(\w+)"')
 FALLBACKS = re.compile(r'^sgl_lowlatency:fallback_steps_total\{.*?reason="([^"]*)"')
 PREFILL = "prefill"
 SETTLE_S = 2.5  # the counters are exported every two seconds
@@ -16,11 +17,13 @@ SETTLE_S = 2.5  # the counters are exported every two seconds
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """executed: decode steps by rows. fallbacks: SGLang's own eager forwards by reason. seen: the plugin exports at all."""
+    """executed: our steps by rows. fallbacks: SGLang's own eager forwards by reason. seen: the plugin exports at all. modes: what
+    the steps were, "decode" or "verify"."""
 
     executed: dict[int, float]
     fallbacks: dict[str, float]
     seen: bool
+    modes: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> float:
@@ -29,7 +32,8 @@ class Counts:
 
     def since(self, before: Counts) -> Counts:
         """The counts gained after `before`."""
-        return Counts(_gained(self.executed, before.executed), _gained(self.fallbacks, before.fallbacks), self.seen)
+        gained = _gained(self.executed, before.executed), _gained(self.fallbacks, before.fallbacks)
+        return Counts(*gained, self.seen, self.modes)
 
     def summary(self) -> dict:
         """JSON fields of a results row."""
@@ -57,12 +61,14 @@ def parse(samples: dict[str, float]) -> Counts:
     """The plugin's counters among Prometheus samples."""
     executed: dict[int, float] = {}
     fallbacks: dict[str, float] = {}
+    modes = set()
     for key, value in samples.items():
         if found := STEPS.match(key):
             executed[int(found[1])] = executed.get(int(found[1]), 0) + value
+            modes.update(MODE.findall(key))
         elif found := FALLBACKS.match(key):
             fallbacks[found[1]] = fallbacks.get(found[1], 0) + value
-    return Counts(executed, fallbacks, any(key.startswith("sgl_lowlatency") for key in samples))
+    return Counts(executed, fallbacks, any(key.startswith("sgl_lowlatency") for key in samples), frozenset(modes))
 
 
 def read(server: Server) -> Counts:

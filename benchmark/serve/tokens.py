@@ -95,6 +95,11 @@ class Fp32:
         """Largest error of a reply's log-probabilities on its first `agreed` positions (all if None), nats."""
         return self._error(index, dataclasses.replace(reply, top=reply.top[:agreed]))
 
+    def overruled(self, replies: list[Reply], bound: float) -> int:
+        """How many tokens of `replies`, the texts this was made of, float32 would not have chosen by more than `bound` nats."""
+        gaps = [table.max(dim=-1).values - table[range(len(reply.ids)), reply.ids] for table, reply in zip(self._logprobs, replies, strict=True)]
+        return sum(int((gap > bound).sum()) for gap in gaps)
+
     def margin(self, found: Difference) -> Difference:
         """The difference with its float32 margin filled in."""
         row = self._logprobs[found.request][found.position]

@@ -10,6 +10,7 @@ import pytest
 
 from sgl_lowlatency.cli import verdict
 from sgl_lowlatency.cli.main import main
+from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS
 
 NAME = "sgl_lowlatency decode_step (Qwen3 dense)"
 FULL = {"emulation": ["host"], "cuda": ["sm_90a", "sm_100a", "sm_103a"]}
@@ -45,6 +46,19 @@ def test_the_same_reasons_as_the_server(doctor, refusals, model_dir):
     assert code == 1
     assert sorted(report["reasons"]) == sorted(refusals(["--model-path", model_dir(), *BAD]))
     assert len(report["reasons"]) == 7
+
+
+NGRAM = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4"]
+
+
+@pytest.mark.parametrize("arguments, reasons", [([], 1), (["--speculative-ngram-max-bfs-breadth", "1"], 0)])
+def test_the_same_verdict_on_speculation(doctor, refusals, model_dir, arguments, reasons):
+    command = ["--model-path", model_dir(), *NGRAM, *arguments]
+    code, report = doctor([*command, "--enable-nvidia-megakernel"])
+    assert report["reasons"] == refusals(command) and len(report["reasons"]) == reasons
+    assert code == bool(reasons)
+    width = f"decode_step verifies up to {MAX_ROWS // 4} requests of 4 tokens at once; a step of more runs SGLang's forward"
+    assert (width in report["notes"]) is (reasons == 0)
 
 
 @pytest.mark.parametrize("isa", ["sm_100", "sm_103"])

@@ -8,6 +8,7 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
 from sgl_lowlatency.guard import config as guard
+from sgl_lowlatency.guard import speculation
 from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC as SPEC
 
 DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
@@ -18,6 +19,11 @@ def test_the_default_of_a_guarded_argument_is_served(name):
     served = SimpleNamespace(**DEFAULTS)
     assert name in DEFAULTS
     assert not [reason for reason in guard._server_argument_reasons(served) if name.replace("_", "-") in reason]
+
+
+def test_what_the_guard_reads_of_speculation_exists_and_its_default_is_served():
+    assert set(speculation.READ) <= set(DEFAULTS)
+    assert speculation.speculation_reasons(SimpleNamespace(**DEFAULTS), max_rows=16) == []
 
 
 def test_an_argument_this_sglang_lacks_is_a_reason():

@@ -11,8 +11,10 @@ import sys
 import pytest
 
 from sgl_lowlatency import config, plugin
+from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS
 
 NAME = "sgl_lowlatency decode_step (Qwen3 dense)"
+NGRAM = ["--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1"]
 
 
 def test_the_default_configuration_is_accepted(refusals, model_dir):
@@ -30,6 +32,52 @@ def test_hopper_backends_and_page_sizes_are_accepted(refusals, model_dir, backen
 def test_blackwell_defaults_are_accepted(resolve, model_dir, isa):
     cfg = resolve(["--model-path", model_dir()], isa)
     assert (cfg.attention_backend, cfg.page_size) == ("trtllm_mha", 64)
+
+
+def draft_arguments(algorithm, draft, steps=3, topk=1):
+    """Of a speculative server whose draft is the model in the folder `draft`."""
+    arguments = ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", draft]
+    if algorithm in ("EAGLE", "EAGLE3", "STANDALONE"):
+        arguments += ["--speculative-num-steps", str(steps), "--speculative-eagle-topk", str(topk)]
+    return [*arguments, "--speculative-num-draft-tokens", str(steps + 1)]
+
+
+def test_a_chain_of_ngram_drafts_is_accepted(resolve, model_dir):
+    """SGLang's own default backend on Hopper, and its default of twelve draft tokens."""
+    cfg = resolve(["--model-path", model_dir(), *NGRAM])
+    assert (cfg.attention_backend, cfg.speculative_eagle_topk, cfg.speculative_num_draft_tokens) == ("fa3", 1, 12)
+    cfg = resolve(["--model-path", model_dir(), *NGRAM, "--attention-backend", "trtllm_mha"], "sm_100")
+    assert cfg.attention_backend == "trtllm_mha"
+
+
+@pytest.mark.parametrize("isa", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NEXTN"])
+def test_a_chain_of_a_draft_model_is_accepted(refusals, model_dir, algorithm, isa):
+    arguments = draft_arguments(algorithm if algorithm != "NEXTN" else "EAGLE", model_dir())
+    if algorithm == "NEXTN":
+        arguments[1] = "NEXTN"
+    assert refusals(["--model-path", model_dir(), *arguments], isa=isa) == []
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH", "DSPARK"])
+def test_drafts_that_read_hidden_states_between_layers_are_refused_by_name(refusals, model_dir, algorithm):
+    assert refusals(["--model-path", model_dir(), *draft_arguments(algorithm, model_dir())]) == [
+        f"--speculative-algorithm {algorithm} is not served: its draft reads hidden states between layers, which the kernel does "
+        "not write; served are NGRAM, STANDALONE, EAGLE"
+    ]
+
+
+def test_a_draft_model_with_a_tree_is_refused(refusals, model_dir):
+    assert refusals(["--model-path", model_dir(), *draft_arguments("STANDALONE", model_dir(), topk=4)]) == [
+        "--speculative-eagle-topk 4 is not 1: drafts would form a tree, and the kernel verifies a chain"
+    ]
+
+
+def test_ragged_verify_is_refused(refusals, model_dir, monkeypatch):
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    assert refusals(["--model-path", model_dir(), *NGRAM]) == [
+        f"uneven tokens per request in verify (SGLANG_RAGGED_VERIFY_MODE) is in use and {NAME} does not accept it"
+    ]
 
 
 # (extra arguments, the one line they cause)
@@ -51,9 +99,19 @@ SINGLE = {
     "watchdog": (["--watchdog-timeout", "8"], "--watchdog-timeout 8 s leaves the waits a deadline under 5 s"),
     "both vendor flags": (["--enable-amd-monokernel"], "--enable-amd-monokernel is also set; use one of the two"),
     "both, the old name": (["--monokernel-backend", "amd"], "--enable-amd-monokernel is also set; use one of the two"),
-    "speculation": (
-        ["--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1", "--attention-backend", "flashinfer"],
-        f"speculative decoding is in use and {NAME} does not accept it",
+    "a tree of drafts": (
+        ["--speculative-algorithm", "NGRAM"],
+        "--speculative-ngram-max-bfs-breadth 10 is not 1: drafts would form a tree, and the kernel verifies a chain",
+    ),
+    "drafts verified as a tree": (
+        [*NGRAM, "--attention-backend", "flashinfer"],
+        "--attention-backend flashinfer is not served with NGRAM: it verifies a tree where the drafts' matches part; fa3, fa4, "
+        "trtllm_mha verify a chain, as the kernel does",
+    ),
+    "too many drafts": (
+        [*NGRAM, "--speculative-num-draft-tokens", str(MAX_ROWS + 1)],
+        f"--speculative-num-draft-tokens {MAX_ROWS + 1} is not served: a verify step has 2 to {MAX_ROWS} tokens a request, and at "
+        f"most {MAX_ROWS} in all",
     ),
     "torch compile": (["--enable-torch-compile"], f"torch-compiled decode is in use and {NAME} does not accept it"),
     "deterministic": (["--enable-deterministic-inference"], f"deterministic inference is in use and {NAME} does not accept it"),

@@ -1,5 +1,6 @@
 """The entry points as SGLang finds and runs them."""
 
+import inspect
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -56,3 +57,21 @@ def test_amd_registers_nothing_and_sglang_says_so():
     assert not spec_registered(backend="amd", architectures=["Qwen3ForCausalLM"])
     spec, why = find_amd_spec(backend="amd", architectures=["Qwen3ForCausalLM"], isa="gfx950")
     assert spec is None and "amd" in why
+
+
+def test_a_draft_model_is_not_judged_by_what_the_kernel_computes():
+    """It keeps SGLang's forward, so a draft that the kernel could not run is no reason to refuse the server."""
+    from sglang.srt.layers.moe.utils import draft_model_build_scope
+    from sglang.srt.runtime_context import get_flags
+
+    from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC
+
+    assert QWEN3_SPEC.model_disable_reasons(object(), None) == [
+        "the loaded model is builtins.object, not sglang.srt.models.qwen3.Qwen3ForCausalLM"
+    ]
+    assert "in_speculative_scope = True" in inspect.getsource(draft_model_build_scope)
+    get_flags().moe.in_speculative_scope = True
+    try:
+        assert QWEN3_SPEC.model_disable_reasons(object(), None) == []
+    finally:
+        get_flags().moe.in_speculative_scope = False

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
+from pathlib import Path
 
 import pytest
+import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
@@ -13,9 +16,13 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner_utils import capture_mode
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
+from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.fallback import fallback_reason
+from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS
 
 
 def parameters(function):
@@ -40,13 +47,13 @@ def test_the_logits_processor_is_called_as_the_model_calls_it():
 
 def test_a_batch_of_the_self_check_leaves_no_field_of_the_live_one_that_names_its_requests():
     """Fields that hold the live batch's requests or bind its outputs are replaced; a new one upstream must be looked at."""
-    replaced = inspect.getsource(sglang_state.decode_batch)
+    replaced = inspect.getsource(sglang_state.check_batch)
     fields = {field.name for field in dataclasses.fields(ForwardBatch)}
     per_request = {
         "input_ids", "req_pool_indices", "req_pool_indices_cpu", "seq_lens", "seq_lens_cpu", "seq_lens_sum", "orig_seq_lens",
         "positions", "out_cache_loc", "out_cache_loc_virtual", "kv_loc_plan", "kv_loc_cols", "residual_stream",
         "next_token_logits_buffer", "aux_hidden_states_buffer", "capture_hidden_mode", "return_logprob",
-        "forward_metadata_ready", "batch_size",
+        "forward_metadata_ready", "batch_size", "spec_info",
     }
     assert per_request <= fields
     assert [name for name in sorted(per_request) if f"{name}=" not in replaced] == []
@@ -65,6 +72,52 @@ def test_a_batch_of_the_self_check_leaves_no_field_of_the_live_one_that_names_it
 )
 def test_the_names_exist(owner, name):
     assert hasattr(owner, name)
+
+
+def source(module):
+    """The text of a module of SGLang, which need not be importable here."""
+    folder = importlib.util.find_spec("sglang").submodule_search_locations[0]
+    return (Path(folder) / f"{module.replace('.', '/')}.py").read_text()
+
+
+def test_a_draft_model_is_built_in_the_scope_that_tells_it_from_the_target():
+    assert "moe.in_speculative_scope = True" in source("srt.layers.moe.utils")
+    for worker in ("standalone_worker_v2", "eagle_worker_v2"):
+        assert "draft_model_build_scope()," in source(f"srt.speculative.{worker}"), worker
+
+
+def test_the_graphs_of_a_draft_model_are_not_asked_whether_they_run_ours():
+    """SGLang refuses a runner none of whose decode graphs runs the kernel; a draft model's graphs are captured by other code."""
+    assert "self.model_runner.capture_tail_hooks" in source("srt.model_executor.runner.decode_cuda_graph_runner")
+    for runner in ("eagle_draft_cuda_graph_runner", "eagle_draft_extend_cuda_graph_runner"):
+        text = source(f"srt.speculative.{runner}")
+        assert "def capture_one_shape(" in text and "capture_tail_hooks" not in text, runner
+
+
+def test_the_spec_asks_for_no_wider_step_than_the_kernel_has():
+    assert MAX_ROWS <= abi.MAX_ROWS
+
+
+def test_backends_that_serve_ngram_never_read_its_mask_at_breadth_1():
+    """fa3 and fa4 are one class: both of its verify paths gate the mask on topk, and topk is the breadth."""
+    flash = source("srt.layers.attention.flashattention_backend")
+    assert "topk<=1 never extracts the mask; both metadata paths gate on topk > 1." in flash
+    assert "self.topk = get_spec().speculative_eagle_topk or 0" in flash
+    assert "FlashAttentionBackend(runner, fa_impl_ver=4)" in source("srt.layers.attention.attention_registry")
+    assert "custom_mask" not in source("srt.layers.attention.trtllm_mha_backend")
+    assert "speculative_eagle_topk=cfg.speculative_ngram_max_bfs_breadth" in source("srt.arg_groups.speculative_hook")
+
+
+def test_a_verify_steps_positions_are_its_inputs():
+    """ForwardBatch.init_new takes them from the verify input; rope gets what it is given, not a count from the prefix."""
+    assert "ret.positions = ret.spec_info.positions" in source("srt.model_executor.forward_batch_info")
+
+
+def test_the_fields_of_a_verify_input_exist():
+    made = NgramVerifyInput(custom_mask=torch.ones(1, dtype=torch.bool), draft_token_num=3)
+    assert made.is_verify_input() and made.ragged_verify_layout is None and made.draft_token_num == 3
+    eagle = {field.name for field in dataclasses.fields(EagleVerifyInput)}
+    assert {"draft_token", "custom_mask", "positions", "seq_lens_cpu", "seq_lens_sum", "kv_loc_plan", "topk", "draft_token_num"} <= eagle
 
 
 def test_capture_mode_is_read_where_sglang_sets_it():

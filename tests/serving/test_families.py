@@ -37,6 +37,6 @@ def test_tokens_are_what_float64_decides(family, tmp_path):
     log = server.log_text()
     assert f"sgl_lowlatency decode_step ({family.name})" in log
     # SGLang's own warm-up request adds steps; what is not in the kernel is prefill
-    steps, others = re.search(r"coverage: decode_step ran (\d+) steps .*SGLang's forward ran \d+ eager steps \((.*)\)", log).groups()
+    steps, others = re.search(r"coverage: decode_step ran (\d+) decode steps .*SGLang's forward ran \d+ eager steps \((.*)\)", log).groups()
     assert int(steps) >= len(LENGTHS) * (NEW_TOKENS - 1)
     assert re.fullmatch(r"prefill: \d+", others), others

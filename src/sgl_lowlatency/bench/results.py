@@ -9,7 +9,7 @@ from pathlib import Path
 from sgl_lowlatency.bench import provenance, stats
 
 SCHEMA = 1
-KINDS = ("served-decode", "kernel-step", "kernel", "replay", "fixed-length", "check")
+KINDS = ("served-decode", "served-verify", "kernel-step", "kernel", "replay", "fixed-length", "check")
 
 
 class Results:

@@ -18,6 +18,8 @@ from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import StaticPlan, make_plan
 from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
+from sgl_lowlatency.runtime import sglang_state
+from sgl_lowlatency.runtime.draft_step import DraftStep
 from sgl_lowlatency.runtime.nvidia_step import NvidiaStep
 
 logger = logging.getLogger(__name__)
@@ -25,32 +27,36 @@ logger = logging.getLogger(__name__)
 
 def build_dense(
     model: torch.nn.Module, hf_config: Any, ctx: BuildContext, *, tolerances: Mapping[str, float]
-) -> NvidiaStep:
+) -> NvidiaStep | DraftStep:
     """Builds the decode step of a loaded dense model; the `build` of its MegakernelSpec, which names the tolerances.
 
     Runs after the weights' post-processing and before KV sizing: all device memory the step keeps is allocated here, the
-    weights are views of the model's. Raises ValueError when a weight or a plan does not fit.
+    weights are views of the model's. In a speculative server it is a verify step of ctx.tokens_per_request, and the draft model
+    gets none. Raises ValueError when a weight or a plan does not fit.
     """
+    if sglang_state.building_draft_model():
+        return DraftStep(ctx.widths)
     progress = Progress("building decode_step", logger)
     device = model.model.embed_tokens.weight.device
     limits = device_limits(device)
     geometry = dataclasses.replace(Geometry.from_hf_config(hf_config), max_position=rope_table(model).shape[0])
     weights = collect_weights(model, geometry)
-    plans = _plans(geometry, ctx.widths, limits, progress)
+    plans = _plans(geometry, ctx, limits, progress)
     progress.step("allocating the workspace")
     step = DecodeStep(geometry, plans, weights, device, ctx.deadline_s)
     return NvidiaStep(
-        model=model, geometry=geometry, step=step, plans=plans, tolerances=tolerances, device_name=limits.name
+        model=model, geometry=geometry, step=step, plans=plans, tolerances=tolerances, device_name=limits.name,
+        tokens_per_request=ctx.tokens_per_request,
     )
 
 
-def _plans(
-    geometry: Geometry, widths: tuple[int, ...], limits: DeviceLimits, progress: Progress
-) -> dict[int, StaticPlan]:
+def _plans(geometry: Geometry, ctx: BuildContext, limits: DeviceLimits, progress: Progress) -> dict[int, StaticPlan]:
     plans = {}
-    for rows in widths:
-        progress.step(f"plan {len(plans) + 1} of {len(widths)}")
-        plan = make_plan(geometry, rows, grid_for(geometry, limits.grid), limits.shared_memory_bytes)
+    for rows in ctx.widths:
+        progress.step(f"plan {len(plans) + 1} of {len(ctx.widths)}")
+        plan = make_plan(
+            geometry, rows, grid_for(geometry, limits.grid), limits.shared_memory_bytes, rows_per_request=ctx.tokens_per_request
+        )
         faults = validate(plan)
         if faults:
             raise ValueError(f"the plan for {rows} rows on {limits.name} is invalid:\n  - " + "\n  - ".join(faults))

@@ -151,6 +151,12 @@ def _judge_arguments(verdict: Verdict, binding: Any, arguments: list[str], *, em
         reasons += binding._dtype_reasons(spec, model_config_of(server_args))
     verdict.reasons += reasons
     verdict.notes += _notes(cfg)
+    if spec is not None and not reasons and cfg.speculative_algorithm is not None:
+        drafts = cfg.speculative_num_draft_tokens
+        verdict.notes.append(
+            f"decode_step verifies up to {spec.max_rows // drafts} requests of {drafts} tokens at once; a step of more runs "
+            "SGLang's forward"
+        )
 
 
 def _model_path_reason(path: str) -> str | None:

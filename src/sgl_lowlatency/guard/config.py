@@ -90,7 +90,7 @@ _SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
     ("checkpoint_engine_wait_weights_before_ready", _OFF, "SGLang refuses weight updates under a kernel plugin"),
     ("aux_hidden_state_capture", _OFF, "every step would need the hidden states between layers"),
     ("uno_lora_path", _OFF, "the kernel applies no LoRA"),
-    ("decoupled_spec_role", _OFF + ("null",), "the server would run speculative decoding"),
+    ("decoupled_spec_role", _OFF + ("null",), "drafts that come from another server have not been tested"),
     ("forward_hooks", _OFF, _HOOKS),
     ("debug_tensor_dump_output_folder", _OFF, _HOOKS),
     ("msprobe_dump_config", _OFF, _HOOKS),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import multiprocessing.util
 import signal
@@ -20,30 +21,36 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PREFILL = "prefill"
+DRAFT_MODEL = "a draft model's step"
+EXPECTED = (PREFILL, DRAFT_MODEL)  # reasons that no setting changes
+DECODE, VERIFY = "decode", "verify"  # what a server's steps are; they never mix
 WARN_AFTER_FALLBACKS = 16  # decode steps in a row without one of ours: the server has no coverage
 METRICS_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class CoverageCounts:
-    """executed: our steps by rows, self-check and warm-up left out. fallbacks: SGLang's eager forwards by reason."""
+    """executed: our steps by rows, self-check and warm-up left out. fallbacks: SGLang's eager forwards by reason. mode: DECODE
+    or VERIFY, of the executed steps."""
 
     executed: dict[int, int]
     fallbacks: dict[str, int]
+    mode: str = DECODE
 
     def __str__(self) -> str:
         rows = ", ".join(f"{rows} rows: {count}" for rows, count in sorted(self.executed.items()) if count)
         ours = sum(self.executed.values())
-        text = f"decode_step ran {ours} steps" + (f" ({rows})" if rows else "")
+        text = f"decode_step ran {ours} {self.mode} steps" + (f" ({rows})" if rows else "")
         why = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.fallbacks.items()))
         return f"{text}; SGLang's forward ran {sum(self.fallbacks.values())} eager steps" + (f" ({why})" if why else "")
 
 
 class Coverage:
-    """Counts of one process. `executed` reads the device's counters: completed launches by rows, all of them."""
+    """Counts of one model. `executed` reads the device's counters: completed launches by rows, all of them. mode: as in
+    CoverageCounts. of: words for the log that say which model, if it is not the served one."""
 
-    def __init__(self, executed: Callable[[], dict[int, int]]):
-        self._executed = executed
+    def __init__(self, executed: Callable[[], dict[int, int]], mode: str = DECODE, of: str = ""):
+        self._executed, self._mode, self._of = executed, mode, of
         self._discounted: collections.Counter[int] = collections.Counter()
         self._fallbacks: collections.Counter[str] = collections.Counter()
         self._settling = threading.RLock()  # held while launches run that are about to be left out
@@ -54,7 +61,7 @@ class Coverage:
     def counts(self) -> CoverageCounts:
         with self._settling:
             executed = {rows: max(0, n - self._discounted[rows]) for rows, n in self._executed().items()}
-        return CoverageCounts(executed=executed, fallbacks=dict(self._fallbacks))
+        return CoverageCounts(executed=executed, fallbacks=dict(self._fallbacks), mode=self._mode)
 
     @contextlib.contextmanager
     def uncounted(self, rows: int) -> Iterator[None]:
@@ -74,18 +81,18 @@ class Coverage:
         self._discounted[rows] += num_steps
 
     def count_fallback(self, reason: str) -> None:
-        """One forward that runs SGLang's own code; the first WARN_AFTER_FALLBACKS decode steps of them are worth a warning."""
+        """One forward that runs SGLang's own code; the first WARN_AFTER_FALLBACKS steps of ours among them are worth a warning."""
         self._fallbacks[reason] += 1
-        if reason == PREFILL or self._warned:
+        if reason in EXPECTED or self._warned:
             return
         self._unserved += 1
         if self._unserved < WARN_AFTER_FALLBACKS:
             return
         self._warned = True
         if sum(self.counts().executed.values()) == 0:
-            why = "; ".join(f"{reason}: {n}" for reason, n in self._fallbacks.most_common() if reason != PREFILL)
+            why = "; ".join(f"{reason}: {n}" for reason, n in self._fallbacks.most_common() if reason not in EXPECTED)
             logger.warning(
-                "sgl-lowlatency: none of the first %d decode steps ran decode_step (%s)", self._unserved, why
+                "sgl-lowlatency: none of the first %d %s steps ran decode_step (%s)", self._unserved, self._mode, why
             )
 
     def log(self) -> None:
@@ -93,7 +100,7 @@ class Coverage:
         counts = self.counts()
         if counts != self._logged:
             self._logged = counts
-            logger.info("sgl-lowlatency coverage: %s", counts)
+            logger.info("sgl-lowlatency coverage%s: %s", self._of, counts)
 
     def start_reporting(self, interval_s: float, with_metrics: bool) -> None:
         """A line at exit, one on SIGUSR1, one every `interval_s` seconds (0: none), and Prometheus counters on request."""
@@ -107,27 +114,35 @@ class Coverage:
             _every(METRICS_INTERVAL_S, lambda: metrics.update(self.counts()), "sgl-lowlatency-metrics")
 
 
+@functools.cache
+def _counters(registry: Any) -> tuple[Any, Any]:
+    """The process's counters of steps and of fallbacks: a target and its draft model count into the same ones."""
+    # imported here: prometheus_client reads PROMETHEUS_MULTIPROC_DIR, which SGLang sets, at import
+    import prometheus_client
+
+    extra = {} if registry is None else {"registry": registry}
+    return (
+        prometheus_client.Counter(
+            "sgl_lowlatency:decode_steps", "Decode and verify steps run by decode_step.", ["mode", "rows"], **extra
+        ),
+        prometheus_client.Counter(
+            "sgl_lowlatency:fallback_steps", "Eager steps run by SGLang's own forward.", ["reason"], **extra
+        ),
+    )
+
+
 class CoverageMetrics:
     """Prometheus counters beside SGLang's; multi-process safe, because prometheus_client sums counters over processes."""
 
     def __init__(self, registry: Any = None):
-        # imported here: prometheus_client reads PROMETHEUS_MULTIPROC_DIR, which SGLang sets, at import
-        import prometheus_client
-
-        extra = {} if registry is None else {"registry": registry}
-        self._steps = prometheus_client.Counter(
-            "sgl_lowlatency:decode_steps", "Decode steps run by decode_step.", ["rows"], **extra
-        )
-        self._fallbacks = prometheus_client.Counter(
-            "sgl_lowlatency:fallback_steps", "Eager steps run by SGLang's own forward.", ["reason"], **extra
-        )
+        self._steps, self._fallbacks = _counters(registry)
         self._published: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def update(self, counts: CoverageCounts) -> None:
         """Raises the counters to `counts`. A count that is lower for a moment, while a discounted launch is still to come,
         changes nothing."""
         for rows, count in counts.executed.items():
-            self._raise_to("rows", str(rows), self._steps.labels(rows=str(rows)), count)
+            self._raise_to("rows", str(rows), self._steps.labels(mode=counts.mode, rows=str(rows)), count)
         for reason, count in counts.fallbacks.items():
             self._raise_to("reason", reason, self._fallbacks.labels(reason=reason), count)
 

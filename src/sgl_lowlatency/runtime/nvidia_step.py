@@ -12,7 +12,7 @@ from sglang.kernels.plugin_kernels.nvidia.spec import Step
 from sgl_lowlatency import config
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
-from sgl_lowlatency.runtime.coverage import Coverage
+from sgl_lowlatency.runtime.coverage import DECODE, VERIFY, Coverage
 from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
 from sgl_lowlatency.runtime.fault_watch import FaultWatch
 from sgl_lowlatency.runtime.self_check import SelfCheck
@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 class NvidiaStep:
     """`decode_step` from the embedding to the final norm, then the model's own logits processor.
 
-    widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from SGLang's forward thread.
+    tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a verify step has a request, and then
+    it serves verify steps alone. widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
+    SGLang's forward thread.
     """
 
     draft_sampler = None
@@ -41,8 +43,10 @@ class NvidiaStep:
         plans: Mapping[int, StaticPlan],
         tolerances: Mapping[str, float],
         device_name: str,
+        tokens_per_request: int = 1,
     ):
         self.widths = tuple(sorted(plans))
+        self._tokens_per_request = tokens_per_request
         self._model, self._geometry, self._step, self._plans = model, geometry, step, plans
         self._device_name = device_name
         # modules that a step of ours does not call; the logits processor and the LM head are called as ever
@@ -52,27 +56,29 @@ class NvidiaStep:
         self._self_check = SelfCheck(model, geometry, tolerances) if config.get().self_check else None
         if self._self_check is None:
             logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: decode_step serves without being compared to SGLang's forward")
-        self.coverage = Coverage(step.executed)
+        self.coverage = Coverage(step.executed, DECODE if tokens_per_request == 1 else VERIFY)
         self.coverage.start_reporting(config.get().log_coverage_s, sglang_state.metrics_enabled())
         FaultWatch(step.fault, step.acknowledge_fault).start()
 
     def summary(self) -> str:
         """What was built, for SGLang's startup line."""
         g, widest = self._geometry, self._plans[self.widths[-1]]
+        verify = "" if self._tokens_per_request == 1 else f" (verify, {self._tokens_per_request} tokens a request)"
         return (
-            f"decode_step for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
+            f"decode_step{verify} for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
             f"{g.head_dim}, intermediate {g.intermediate}; {widest.grid} blocks on {self._device_name}; "
             f"plan {widest.hash[:12]}"
         )
 
     def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Step | None:
         """The step of `forward_batch`, or None for SGLang's forward, with the reason counted. Reads host state only."""
-        reason = fallback_reason(self.widths, input_ids, forward_batch, *args, **kwargs) or self._model_reason()
+        per_request = self._tokens_per_request
+        reason = fallback_reason(self.widths, per_request, input_ids, forward_batch, *args, **kwargs) or self._model_reason()
         if reason is not None:
             if not sglang_state.capturing_graphs():
                 self.coverage.count_fallback(reason)
             return None
-        return Step(mode="decode", rows=int(forward_batch.batch_size))
+        return Step(mode="decode" if per_request == 1 else "target_verify", rows=int(forward_batch.batch_size) * per_request)
 
     def _model_reason(self) -> str | None:
         if self._model.capture_aux_hidden_states:
@@ -104,7 +110,7 @@ class NvidiaStep:
         return self._run(input_ids, positions, forward_batch)
 
     def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:
-        rows = forward_batch.batch_size
+        rows = forward_batch.batch_size * self._tokens_per_request
         # A fresh tensor each call: the caching allocator hands its memory out again only to later work of this stream, and
         # under capture it lives in the graph's pool, so hidden states that SGLang keeps last as long as its own forward's.
         hidden = torch.empty((rows, self._geometry.hidden), dtype=torch.bfloat16, device=input_ids.device)
@@ -118,6 +124,7 @@ class NvidiaStep:
             forward_batch.out_cache_loc,
             hidden,
             stream,
+            lengths_are_prefix=self._tokens_per_request > 1,
         )
         return self._model.logits_processor(input_ids, hidden, self._model.lm_head, forward_batch, None)
 

@@ -1,8 +1,9 @@
 """Before a width serves: SGLang's own forward and ours, on the same inputs of our making, compared output by output.
 
 The data SGLang warms up with (token 0, position 0, length 1, slot 0) exercises nothing, so the check writes its own: random
-tokens, requests of many lengths over scattered pages, K and V at the model's scale. Whatever it touches is put back. It runs
-on the forward's thread with the device idle on both sides, so no other stream sees its data.
+tokens, requests of many lengths over scattered pages, K and V at the model's scale; for verify, a chain of draft tokens behind
+each. Whatever it touches is put back. It runs on the forward's thread with the device idle on both sides, so no other stream
+sees its data.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ FIGURES = ("logits.relative_l2", "first_layer_kv.relative_l2", "kv.relative_l2")
 
 @dataclass
 class SelfCheckReport:
-    """figures: the worst value of each tolerance's name. misses: one sentence a figure out of tolerance, empty on a pass."""
+    """lengths: of every request, as SGLang counts them. figures: the worst value of each tolerance's name. misses: one sentence a
+    figure out of tolerance, empty on a pass."""
 
     rows: int
+    tokens_per_request: int = 1
     lengths: list[int] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
@@ -39,7 +42,8 @@ class SelfCheckReport:
     def __str__(self) -> str:
         figures = ", ".join(f"{name} {value:.2g}" for name, value in sorted(self.figures.items()))
         verdict = "FAILED: " + "; ".join(self.misses) if self.misses else "passed"
-        return f"{self.rows} rows, lengths {self.lengths}, {self.seconds:.2f} s: {verdict} ({figures})"
+        what = f"{self.rows} rows" if self.tokens_per_request == 1 else f"verify of {self.rows} rows, {self.tokens_per_request} a request"
+        return f"{what}, lengths {self.lengths}, {self.seconds:.2f} s: {verdict} ({figures})"
 
 
 @dataclass(frozen=True)
@@ -72,19 +76,19 @@ class SelfCheck:
     ) -> SelfCheckReport:
         """Compares `original` and `ours`, both called as (input_ids, positions, forward_batch), at template's batch size.
 
-        template: the running forward's ForwardBatch, not changed. Misses are reported, not raised.
+        template: the running forward's ForwardBatch, of decode or verify, not changed. Misses are reported, not raised.
         """
         start_s = time.perf_counter()
-        rows = int(template.batch_size)
-        report = SelfCheckReport(rows=rows)
+        rows = int(template.input_ids.shape[0])
+        report = SelfCheckReport(rows=rows, tokens_per_request=rows // int(template.batch_size))
         generator = torch.Generator().manual_seed(SEED + rows)
-        inputs = make_inputs(self._geometry, kv, rows, generator)
+        inputs = make_inputs(self._geometry, kv, rows, generator, report.tokens_per_request)
         with _kept(kv, inputs), sglang_state.attention_metadata_kept():
             self._fill(kv, inputs, generator)
             for batch in inputs.batches:
                 report.lengths += batch.tokens["seq_lens"].tolist()
                 kv.req_to_token[inputs.request_rows, : inputs.columns] = batch.table
-                forward_batch = sglang_state.decode_batch(template, **batch.tokens)
+                forward_batch = sglang_state.check_batch(template, **batch.tokens)
                 sglang_state.plan_attention(forward_batch)
                 expected = self._outputs(original, forward_batch, kv)
                 sglang_state.plan_attention(forward_batch)

@@ -2,13 +2,14 @@
 
 Used of SGLang 0.5.23: `ForwardView.kv_pool.pool` (`get_kv_buffer`, `page_size`, `post_capture_active`); the attention
 backend of `forward_context.get_attn_backend()` (`init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
-`req_to_token_pool.req_to_token`); the ForwardBatch fields that `decode_batch` names; `capture_mode.is_capture_mode`;
-`runtime_context.get_observability().enable_metrics`.
+`req_to_token_pool.req_to_token`); the ForwardBatch fields that `check_batch` names and the verify input's that `_chain` does;
+`capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics` and `get_flags().moe.in_speculative_scope`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -91,7 +92,7 @@ def plan_attention(forward_batch: Any) -> None:
     backend.init_forward_metadata(forward_batch)
 
 
-def decode_batch(
+def check_batch(
     template: Any,
     *,
     input_ids: torch.Tensor,
@@ -100,12 +101,19 @@ def decode_batch(
     req_pool_indices: torch.Tensor,
     out_cache_loc: torch.Tensor,
 ) -> Any:
-    """A decode ForwardBatch with the given int64 [rows] tensors, everything else as in `template`, outputs unbound."""
+    """A ForwardBatch with the given int64 tensors, everything else as in `template`, outputs unbound.
+
+    input_ids, positions, out_cache_loc: [rows]. seq_lens, req_pool_indices: [requests]. A decode template has one row a request
+    and its seq_lens include it; a verify template has several, which its seq_lens leave out and which form one chain.
+    """
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
+    spec_info = template.spec_info
+    if template.forward_mode.is_target_verify():
+        spec_info = _chain(spec_info, input_ids, positions, seq_lens)
     return dataclasses.replace(
         template,
-        batch_size=input_ids.shape[0],
+        batch_size=seq_lens.shape[0],
         input_ids=input_ids,
         positions=positions,
         seq_lens=seq_lens,
@@ -119,12 +127,26 @@ def decode_batch(
         kv_loc_plan=None,
         kv_loc_cols=None,
         residual_stream=None,
+        spec_info=spec_info,
         return_logprob=False,
         capture_hidden_mode=CaptureHiddenMode.NULL,
         next_token_logits_buffer=None,
         aux_hidden_states_buffer=None,
         forward_metadata_ready=False,
     )
+
+
+def _chain(spec_info: Any, input_ids: torch.Tensor, positions: torch.Tensor, prefix_lens: torch.Tensor) -> Any:
+    """A verify input as `spec_info`, for one chain of drafts a request. Backends that read a mask get the chain's: flat, of
+    every request [drafts, prefix + drafts] bool."""
+    drafts = input_ids.shape[0] // prefix_lens.shape[0]
+    causal = torch.ones((drafts, drafts), dtype=torch.bool, device=input_ids.device).tril()
+    masks = [torch.cat((causal.new_ones((drafts, prefix)), causal), dim=1).flatten() for prefix in prefix_lens.tolist()]
+    made = copy.copy(spec_info)
+    made.draft_token, made.positions, made.custom_mask = input_ids, positions, torch.cat(masks)
+    made.seq_lens_cpu, made.seq_lens_sum = prefix_lens.cpu(), int(prefix_lens.sum())
+    made.kv_loc_plan = None
+    return made
 
 
 def capturing_graphs() -> bool:
@@ -139,3 +161,10 @@ def metrics_enabled() -> bool:
     from sglang.srt.runtime_context import get_observability
 
     return bool(get_observability().enable_metrics)
+
+
+def building_draft_model() -> bool:
+    """Whether the model being built is the draft model of a speculative server, not the served one."""
+    from sglang.srt.runtime_context import get_flags
+
+    return bool(get_flags().moe.in_speculative_scope)

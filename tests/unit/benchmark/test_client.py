@@ -28,7 +28,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(200, json.dumps([self.item(n=2) for _ in body["input_ids"]]).encode())
 
     def item(self, n):
-        meta = {"finish_reason": {"type": "length"}, "cached_tokens": 3, "completion_tokens": n}
+        meta = {"finish_reason": {"type": "length"}, "cached_tokens": 3, "completion_tokens": n, "spec_verify_ct": 7}
         meta |= {"output_token_logprobs": [[-0.5, 40 + i, None] for i in range(n)]}
         meta |= {"output_top_logprobs": [[[-0.5, 40 + i, None], [-1.5, 9, None]] for i in range(n)]}
         return {"output_ids": [40 + i for i in range(n)], "meta_info": meta}
@@ -63,7 +63,7 @@ def test_a_batch_comes_back_with_its_logprobs(client):
     replies = client.generate([[1, 2], [3]], greedy(2), top=2)
     assert [r.ids for r in replies] == [[40, 41], [40, 41]]
     assert replies[0].top == [[(-0.5, 40), (-1.5, 9)], [(-0.5, 41), (-1.5, 9)]]
-    assert (replies[0].finish, replies[0].cached) == ("length", 3)
+    assert (replies[0].finish, replies[0].cached, replies[0].verify_steps) == ("length", 3, 7)
     path, body = Handler.seen[-1]
     assert path == "/generate"
     assert body["sampling_params"] == {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": True}
@@ -75,7 +75,8 @@ def test_a_refused_request_raises_with_the_servers_words(client):
 
 
 def test_timing_a_short_answer_is_an_error(client):
-    assert client.timed([[1]], 2) > 0
+    seconds, (reply,) = client.timed_replies([[1]], 2)
+    assert client.timed([[1]], 2) > 0 and seconds > 0 and reply.ids == [40, 41]
     with pytest.raises(RuntimeError, match="asked for 3 tokens each"):
         client.timed([[1]], 3)
 

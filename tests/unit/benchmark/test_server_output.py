@@ -5,8 +5,8 @@ import pytest
 from benchmark.serve import coverage, refusals, server, trace
 
 PAGE = """# HELP sgl_lowlatency:decode_steps_total Decode steps run by decode_step.
-sgl_lowlatency:decode_steps_total{rows="1"} 12.0
-sgl_lowlatency:decode_steps_total{rows="4"} 3.0
+sgl_lowlatency:decode_steps_total{mode="decode",rows="1"} 12.0
+sgl_lowlatency:decode_steps_total{mode="decode",rows="4"} 3.0
 sgl_lowlatency:fallback_steps_total{reason="prefill"} 2.0
 sgl_lowlatency:fallback_steps_total{reason="17 rows, built for 1 to 16"} 5.0
 sglang:num_running_reqs{model_name="m"} 0.0
@@ -16,7 +16,7 @@ sglang:num_running_reqs{model_name="m"} 0.0
 def test_counts_of_a_metrics_page():
     counts = coverage.parse(server.parse_metrics(PAGE))
     assert counts.executed == {1: 12.0, 4: 3.0}
-    assert counts.rows == 24
+    assert counts.rows == 24 and counts.modes == {"decode"}
     assert counts.fallbacks == {"prefill": 2.0, "17 rows, built for 1 to 16": 5.0}
 
 

@@ -91,7 +91,7 @@ def faked(monkeypatch):
         openai_client,
         "metrics",
         lambda url, prefix: {
-            'sgl_lowlatency:decode_steps_total{rows="1"}': 30.0,
+            'sgl_lowlatency:decode_steps_total{mode="decode",rows="1"}': 30.0,
             'sgl_lowlatency:fallback_steps_total{reason="prefill"}': 6.0,
         },
     )

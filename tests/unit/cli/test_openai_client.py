@@ -11,7 +11,7 @@ import pytest
 from sgl_lowlatency.cli import openai_client
 
 METRICS = """# HELP sgl_lowlatency:decode_steps_total Decode steps run by decode_step.
-sgl_lowlatency:decode_steps_total{rows="1"} 7.0
+sgl_lowlatency:decode_steps_total{mode="decode",rows="1"} 7.0
 sgl_lowlatency:fallback_steps_total{reason="24 rows, built for 1 to 16"} 2.0
 sglang:num_running_reqs{model="x"} 1.0
 """
@@ -86,6 +86,6 @@ def test_a_chat_is_streamed_and_then_asked_for_its_ids(url):
 
 def test_metrics_of_one_prefix(url):
     assert openai_client.metrics(url, "sgl_lowlatency:") == {
-        'sgl_lowlatency:decode_steps_total{rows="1"}': 7.0,
+        'sgl_lowlatency:decode_steps_total{mode="decode",rows="1"}': 7.0,
         'sgl_lowlatency:fallback_steps_total{reason="24 rows, built for 1 to 16"}': 2.0,
     }

@@ -12,10 +12,18 @@ import time
 
 import prometheus_client
 import pytest
-from sgl_lowlatency.runtime.coverage import PREFILL, WARN_AFTER_FALLBACKS, Coverage, CoverageCounts, CoverageMetrics
+from sgl_lowlatency.runtime.coverage import (
+    DRAFT_MODEL,
+    PREFILL,
+    VERIFY,
+    WARN_AFTER_FALLBACKS,
+    Coverage,
+    CoverageCounts,
+    CoverageMetrics,
+)
 
 LINE = (
-    "decode_step ran 7 steps (1 rows: 3, 4 rows: 4); SGLang's forward ran 3 eager steps (24 rows, built for 1 to 16: 1, prefill: 2)"
+    "decode_step ran 7 decode steps (1 rows: 3, 4 rows: 4); SGLang's forward ran 3 eager steps (24 rows, built for 1 to 16: 1, prefill: 2)"
 )
 
 
@@ -54,7 +62,7 @@ def test_a_discounted_launch_still_in_flight_does_not_go_negative():
 
 def test_the_line_names_rows_and_reasons():
     assert str(CoverageCounts({1: 3, 2: 0, 4: 4}, {PREFILL: 2, "24 rows, built for 1 to 16": 1})) == LINE
-    assert str(CoverageCounts({}, {})) == "decode_step ran 0 steps; SGLang's forward ran 0 eager steps"
+    assert str(CoverageCounts({}, {})) == "decode_step ran 0 decode steps; SGLang's forward ran 0 eager steps"
 
 
 def test_the_same_counts_are_logged_once(caplog):
@@ -66,7 +74,7 @@ def test_the_same_counts_are_logged_once(caplog):
         executed[1] = 2
         coverage.log()
     assert [record.message for record in caplog.records] == [
-        f"sgl-lowlatency coverage: decode_step ran {n} steps (1 rows: {n}); SGLang's forward ran 0 eager steps" for n in (1, 2)
+        f"sgl-lowlatency coverage: decode_step ran {n} decode steps (1 rows: {n}); SGLang's forward ran 0 eager steps" for n in (1, 2)
     ]
 
 
@@ -94,7 +102,7 @@ def test_metrics_outlive_a_count_that_is_lower_for_a_moment():
     metrics = CoverageMetrics(registry)
     for count in (4, 3, 4, 6):
         metrics.update(CoverageCounts({1: count}, {}))
-    assert registry.get_sample_value("sgl_lowlatency:decode_steps_total", {"rows": "1"}) == 6
+    assert registry.get_sample_value("sgl_lowlatency:decode_steps_total", {"mode": "decode", "rows": "1"}) == 6
 
 
 def test_metrics_grow_by_what_the_counts_gained():
@@ -106,8 +114,39 @@ def test_metrics_grow_by_what_the_counts_gained():
     def value(name, **labels):
         return registry.get_sample_value(f"sgl_lowlatency:{name}_total", labels)
 
-    assert value("decode_steps", rows="1") == 5 and value("decode_steps", rows="2") == 1
+    assert value("decode_steps", mode="decode", rows="1") == 5 and value("decode_steps", mode="decode", rows="2") == 1
     assert value("fallback_steps", reason=PREFILL) == 1 and value("fallback_steps", reason="LoRA") == 4
+
+
+def test_verify_steps_are_counted_apart(caplog):
+    registry = prometheus_client.CollectorRegistry()
+    coverage = Coverage(lambda: {4: 3, 8: 1}, VERIFY)
+    CoverageMetrics(registry).update(coverage.counts())
+    assert registry.get_sample_value("sgl_lowlatency:decode_steps_total", {"mode": "verify", "rows": "4"}) == 3
+    assert registry.get_sample_value("sgl_lowlatency:decode_steps_total", {"mode": "decode", "rows": "4"}) is None
+    with caplog.at_level(logging.INFO):
+        coverage.log()
+    assert caplog.messages == [
+        "sgl-lowlatency coverage: decode_step ran 4 verify steps (4 rows: 3, 8 rows: 1); SGLang's forward ran 0 eager steps"
+    ]
+
+
+def test_a_draft_models_steps_are_counted_beside_the_targets_and_warned_of_never(caplog):
+    registry = prometheus_client.CollectorRegistry()
+    target, draft = Coverage(lambda: {4: 3}, VERIFY), Coverage(dict, of=" (draft model)")
+    for _ in range(2 * WARN_AFTER_FALLBACKS):
+        draft.count_fallback(DRAFT_MODEL)
+    assert not caplog.records
+    for coverage in (target, draft):  # a registry takes a name once
+        CoverageMetrics(registry).update(coverage.counts())
+    reason = {"reason": "a draft model's step"}
+    assert registry.get_sample_value("sgl_lowlatency:fallback_steps_total", reason) == 2 * WARN_AFTER_FALLBACKS
+    with caplog.at_level(logging.INFO):
+        draft.log()
+    assert caplog.messages == [
+        "sgl-lowlatency coverage (draft model): decode_step ran 0 decode steps; SGLang's forward ran 32 eager steps "
+        "(a draft model's step: 32)"
+    ]
 
 
 PROCESS = """
@@ -144,15 +183,15 @@ def reporting_process():
 def test_the_line_comes_on_the_signal_and_at_exit(reporting_process):
     process = reporting_process(0)
     os.kill(process.pid, signal.SIGUSR1)
-    assert "decode_step ran 1 steps" in process.stdout.readline()
+    assert "decode_step ran 1 decode steps" in process.stdout.readline()
     output, _ = process.communicate("go on\n", timeout=30)
-    assert output.count("coverage:") == 1 and "decode_step ran 2 steps" in output
+    assert output.count("coverage:") == 1 and "decode_step ran 2 decode steps" in output
     assert process.returncode == 0
 
 
 def test_the_line_comes_every_interval_when_it_changed(reporting_process):
     process = reporting_process(0.05)
-    assert "decode_step ran 1 steps" in process.stdout.readline()
+    assert "decode_step ran 1 decode steps" in process.stdout.readline()
     time.sleep(0.3)
     output, _ = process.communicate("go on\n", timeout=30)
-    assert output.count("coverage:") == 1 and "decode_step ran 2 steps" in output
+    assert output.count("coverage:") == 1 and "decode_step ran 2 decode steps" in output

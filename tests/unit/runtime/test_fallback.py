@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
 
 from sgl_lowlatency.runtime.coverage import PREFILL
 from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
@@ -14,13 +16,34 @@ from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
 WIDTHS = tuple(range(1, 17))
 
 
-def reason(rows=2, num_tokens=None, mode=ForwardMode.DECODE, call=None, **fields):
+def reason(requests=2, num_tokens=None, mode=ForwardMode.DECODE, drafts=1, call=None, **fields):
+    tokens = torch.zeros(requests * drafts if num_tokens is None else num_tokens, dtype=torch.int64)
     batch = SimpleNamespace(
-        forward_mode=mode, batch_size=rows, spec_info=None, input_embeds=None, replace_embeds=None, lora_ids=None, tbo_children=None
+        forward_mode=mode, batch_size=requests, spec_info=None, input_embeds=None, replace_embeds=None, lora_ids=None,
+        tbo_children=None, input_ids=tokens, positions=tokens, out_cache_loc=tokens, seq_lens=tokens[:requests],
+        req_pool_indices=tokens[:requests],
     )
     vars(batch).update(fields)
-    tokens = torch.zeros(rows if num_tokens is None else num_tokens, dtype=torch.int64)
-    return fallback_reason(WIDTHS, tokens, batch, **(call or {}))
+    return fallback_reason(WIDTHS[drafts - 1 :: drafts], drafts, tokens, batch, **(call or {}))
+
+
+def ngram(drafts=4):
+    return NgramVerifyInput(custom_mask=torch.ones(1, dtype=torch.bool), draft_token_num=drafts)
+
+
+def eagle(drafts=4, topk=1):
+    rest = dict.fromkeys(
+        ("draft_token", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling", "retrieve_cum_len", "seq_lens_cpu")
+    )
+    return EagleVerifyInput(
+        **rest, custom_mask=torch.ones(1, dtype=torch.bool), spec_steps=drafts - 1, topk=topk, draft_token_num=drafts,
+        capture_hidden_mode=CaptureHiddenMode.FULL, seq_lens_sum=0,
+    )
+
+
+def verify_reason(requests=2, drafts=4, **fields):
+    fields = {"spec_info": ngram(drafts), "mode": ForwardMode.TARGET_VERIFY} | fields
+    return reason(requests, drafts=drafts, **fields)
 
 
 @pytest.mark.parametrize("rows", WIDTHS)
@@ -38,10 +61,10 @@ def test_prefill_is_counted_as_prefill(mode):
     "given, expected",
     [
         ({"mode": ForwardMode.IDLE}, "forward mode idle"),
-        ({"mode": ForwardMode.TARGET_VERIFY}, "forward mode target_verify"),
+        ({"mode": ForwardMode.TARGET_VERIFY}, "a verify step without draft tokens"),
         ({"mode": ForwardMode.DRAFT_EXTEND_V2}, "forward mode draft_extend_v2"),
-        ({"rows": 17}, "17 rows, built for 1 to 16"),
-        ({"rows": 0}, "0 rows, built for 1 to 16"),
+        ({"requests": 17}, "17 rows, built for 1 to 16"),
+        ({"requests": 0}, "0 rows, built for 1 to 16"),
         ({"num_tokens": 4}, "not one token per request"),
         ({"spec_info": object()}, "a speculative step"),
         ({"input_embeds": torch.zeros(1)}, "input embeddings"),
@@ -51,11 +74,45 @@ def test_prefill_is_counted_as_prefill(mode):
         ({"call": {"pp_proxy_tensors": object()}}, "pipeline parallelism"),
         ({"lora_ids": [None, "adapter"]}, "LoRA"),
         ({"tbo_children": [object()]}, "two-batch overlap"),
+        ({"seq_lens": torch.zeros(2, dtype=torch.int32)}, "seq_lens is int32, not int64"),
         ({"call": {"something_new": 1}}, "an unknown argument something_new"),
     ],
 )
 def test_anything_else_has_its_reason(given, expected):
     assert reason(**given) == expected
+
+
+@pytest.mark.parametrize("requests, drafts", [(1, 2), (4, 4), (1, 16), (5, 3)])
+@pytest.mark.parametrize("spec_info", [ngram, eagle])
+def test_a_verify_step_of_a_chain_is_ours(requests, drafts, spec_info):
+    assert verify_reason(requests, drafts, spec_info=spec_info(drafts)) is None
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"requests": 5}, "20 rows, built for 4 to 16"),
+        ({"num_tokens": 7}, "not 4 tokens per request"),
+        ({"mode": ForwardMode.DECODE, "spec_info": None, "num_tokens": 2}, "a decode step in a speculative server"),
+        ({"mode": ForwardMode.DECODE, "spec_info": EagleDraftInput(), "num_tokens": 2}, "a decode step in a speculative server"),
+        ({"mode": ForwardMode.EXTEND, "spec_info": None}, PREFILL),
+        ({"mode": ForwardMode.DRAFT_EXTEND_V2}, "forward mode draft_extend_v2"),
+        ({"spec_info": None}, "a verify step without a verify input"),
+        ({"spec_info": EagleDraftInput()}, "a verify step without a verify input"),
+        ({"spec_info": ngram(3)}, "3 draft tokens per request, built for 4"),
+        ({"spec_info": eagle(topk=2)}, "a tree of draft tokens"),
+        ({"lora_ids": ["adapter", None]}, "LoRA"),
+        ({"out_cache_loc": torch.zeros(8, dtype=torch.int32)}, "out_cache_loc is int32, not int64"),
+    ],
+)
+def test_other_steps_of_a_speculative_server_have_their_reasons(given, expected):
+    assert verify_reason(**given) == expected
+
+
+def test_ragged_verify_has_its_reason():
+    ragged = ngram()
+    ragged.ragged_verify_layout = object()
+    assert verify_reason(spec_info=ragged) == "a ragged verify step"
 
 
 def test_lora_ids_of_a_batch_without_adapters_are_no_reason():

@@ -11,9 +11,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_lowlatency import config
 from sgl_lowlatency.runtime import nvidia_step, sglang_state
-from sgl_lowlatency.runtime.coverage import PREFILL, Coverage
-from sgl_lowlatency.plan.static_plan import make_plan
-from tiny_serving import GRID, SHARED_MEMORY_BYTES, TOLERANCES
+from sgl_lowlatency.runtime.coverage import DRAFT_MODEL, PREFILL, Coverage
+from sgl_lowlatency.runtime.draft_step import DraftStep
+from tiny_serving import TOLERANCES
 
 
 @pytest.fixture
@@ -37,33 +37,36 @@ def build(serving, *widths, planted=0):
         model=serving.model,
         geometry=serving.geometry,
         step=serving.decode_step(*widths, planted=planted),
-        plans={rows: make_plan(serving.geometry, rows, GRID, SHARED_MEMORY_BYTES) for rows in widths},
+        plans=serving.plans(*widths),
         tolerances=TOLERANCES,
         device_name="host emulation",
+        tokens_per_request=serving.drafts,
     )
 
 
 def run(built, serving, batch):
     step = built.plan(batch.input_ids, batch)
-    assert step == Step(mode="decode", rows=batch.batch_size)
+    mode = "decode" if serving.drafts == 1 else "target_verify"
+    assert step == Step(mode=mode, rows=batch.batch_size * serving.drafts)
     step = Step(mode=step.mode, rows=step.rows, view=serving.view)
     return built.forward(step, serving.standard, batch.input_ids, batch.positions, batch, pp_proxy_tensors=None)
 
 
 def live_batch(serving, lengths):
-    """A live decode batch over SGLang's own slots, new token included in `lengths`."""
-    rows = len(lengths)
-    batch = serving.batch(rows)
+    """A live batch over SGLang's own slots. `lengths` count the new token in decode, and leave the draft tokens out in verify."""
+    requests, drafts = len(lengths), serving.drafts
+    totals = [length + (drafts if drafts > 1 else 0) for length in lengths]
+    batch = serving.batch(requests)
     generator = torch.Generator().manual_seed(7)
     scattered = 1 + torch.randperm(serving.kv.num_slots - 1, generator=generator)
-    slots = scattered[: sum(lengths)].split(list(lengths))
+    slots = scattered[: sum(totals)].split(totals)
     for row, taken in enumerate(slots):
-        serving.kv.req_to_token[3 + row, : lengths[row]] = taken.int()
-    batch.input_ids = torch.randint(0, serving.geometry.vocab, (rows,), generator=generator)
+        serving.kv.req_to_token[3 + row, : totals[row]] = taken.int()
+    batch.input_ids = torch.randint(0, serving.geometry.vocab, (requests * drafts,), generator=generator)
     batch.seq_lens = torch.tensor(lengths)
-    batch.positions = batch.seq_lens - 1
-    batch.req_pool_indices = torch.arange(3, 3 + rows)
-    batch.out_cache_loc = torch.stack([taken[-1] for taken in slots])
+    batch.positions = torch.cat([torch.arange(total - drafts, total) for total in totals])
+    batch.req_pool_indices = torch.arange(3, 3 + requests)
+    batch.out_cache_loc = torch.cat([taken[-drafts:] for taken in slots])
     return batch
 
 
@@ -78,6 +81,54 @@ def test_a_live_step_gives_what_the_model_would(serving, environment):
     assert ours.next_token_logits.dtype == torch.float32 and float(error) < 0.03
     for a, b in zip(ours_kv, theirs_kv):
         assert float((a.float() - b.float()).norm() / b.float().norm()) < 0.03
+
+
+def test_a_live_verify_step_gives_what_the_model_would(make_serving, environment):
+    serving = make_serving(drafts=4)
+    built = build(serving, 4, 8, 12)
+    batch = live_batch(serving, [70, 1, 33])
+    ours = run(built, serving, batch)
+    ours_kv = [buffer[batch.out_cache_loc].clone() for buffer in (*serving.kv.k, *serving.kv.v)]
+    theirs = serving.standard(batch.input_ids, batch.positions, batch)
+    theirs_kv = [buffer[batch.out_cache_loc] for buffer in (*serving.kv.k, *serving.kv.v)]
+    assert ours.next_token_logits.shape == (12, serving.geometry.vocab) and ours.next_token_logits.dtype == torch.float32
+    for a, b in zip([ours.next_token_logits, ours.hidden_states, *ours_kv], [theirs.next_token_logits, theirs.hidden_states, *theirs_kv]):
+        assert float((a.float() - b.float()).norm() / b.float().norm()) < 0.03
+    assert built.coverage.counts().executed == {12: 1} and built.coverage.counts().mode == "verify"
+    assert built.summary().startswith("decode_step (verify, 4 tokens a request) for 2 layers")
+
+
+def test_a_verify_width_that_fails_its_check_is_refused(make_serving, environment):
+    serving = make_serving(drafts=4)
+    built = build(serving, 4, planted=8)
+    refusal = r"self-check failed, the server is refused: verify of 4 rows, 4 a request, .* FAILED: .* is not within 0\.12"
+    with pytest.raises(RuntimeError, match=refusal):
+        run(built, serving, live_batch(serving, [20]))
+
+
+def test_a_speculative_server_falls_back_from_what_is_no_verify_step_of_its_width(make_serving, environment):
+    serving = make_serving(drafts=4)
+    built = build(serving, 4, 8)
+    prefill, wide, aux = serving.batch(2), serving.batch(3), serving.batch(1)
+    prefill.forward_mode = ForwardMode.EXTEND
+    assert built.plan(prefill.input_ids, prefill) is None
+    assert built.plan(wide.input_ids, wide, pp_proxy_tensors=None) is None
+    serving.model.capture_aux_hidden_states = True
+    assert built.plan(aux.input_ids, aux) is None
+    assert built.coverage.counts().fallbacks == {
+        PREFILL: 1, "12 rows, built for 4 to 8": 1, "auxiliary hidden states are captured": 1
+    }
+
+
+def test_a_draft_model_keeps_its_own_forward(environment):
+    built = DraftStep((4, 8))
+    assert built.widths == (4, 8) and built.draft_sampler is None
+    environment(capturing_graphs=True)
+    assert built.plan(None, None) is None
+    environment()
+    assert built.plan(None, None) is None
+    assert built.coverage.counts().fallbacks == {DRAFT_MODEL: 1}
+    assert built.forward(None, lambda *args, **kwargs: (args, kwargs), 1, key=2) == ((1,), {"key": 2})
 
 
 def test_hidden_states_of_a_step_survive_the_next(serving, environment):

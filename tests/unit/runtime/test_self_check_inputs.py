@@ -17,8 +17,8 @@ def pool(num_slots=4096, page_size=1, request_rows=40, context=1100):
     return KvState(layers, layers, torch.zeros((request_rows, context), dtype=torch.int32), page_size)
 
 
-def make(kv, rows):
-    return make_inputs(GEOMETRY, kv, rows, torch.Generator().manual_seed(3))
+def make(kv, rows, drafts=1):
+    return make_inputs(GEOMETRY, kv, rows, torch.Generator().manual_seed(3), drafts)
 
 
 def lengths_of(inputs):
@@ -56,6 +56,40 @@ def test_positions_new_slots_and_rows_belong_together():
         assert torch.equal(tokens["positions"], tokens["seq_lens"] - 1)
         for slots, position, slot in zip(batch.table, tokens["positions"], tokens["out_cache_loc"]):
             assert int(slots[position]) == int(slot)
+
+
+@pytest.mark.parametrize("requests, drafts", [(1, 2), (4, 4), (1, 16), (3, 5)])
+def test_every_verify_width_meets_every_prefix_and_its_drafts_follow_it(requests, drafts):
+    inputs = make(pool(), requests * drafts, drafts)
+    assert lengths_of(inputs)[: len(LENGTHS)] == list(LENGTHS)
+    written = []
+    for at, batch in enumerate(inputs.batches):
+        tokens = {name: tensor.view(requests, -1) for name, tensor in batch.tokens.items()}
+        expected = tokens["seq_lens"] + torch.arange(drafts)
+        assert torch.equal(tokens["out_cache_loc"], batch.table.long().gather(1, expected))
+        if at % 2:
+            expected[0, -1] = expected[0, 1]  # as NGRAM fills a chain up
+        assert torch.equal(tokens["positions"], expected)
+        written.append(tokens["out_cache_loc"].flatten())
+    assert len(torch.cat(written).unique()) == torch.cat(written).numel(), "two drafts share a slot"
+
+
+def test_what_a_chain_must_not_miss_and_what_it_must_not_see_is_loud():
+    inputs = make(pool(), 4, 4)
+    loudness = dict(zip(inputs.slots.tolist(), inputs.loudness.tolist()))
+    slots = inputs.batches[LENGTHS.index(1000)].table[0].tolist()
+    assert loudness[slots[999]] == LOUD, "the last token of the prefix"
+    assert loudness[slots[1004]] == GUARD, "the slot behind the last draft"
+    assert loudness[slots[1000]] == loudness[slots[1003]] == 1.0
+
+
+def test_prefixes_shrink_until_the_drafts_fit():
+    assert max(lengths_of(make(pool(context=101), 4, 4))) == 100 - 4
+    short_rope = make_inputs(dataclasses.replace(GEOMETRY, max_position=40), pool(), 8, torch.Generator().manual_seed(0), 4)
+    assert max(lengths_of(short_rope)) == 36
+    assert max(int(batch.tokens["positions"].max()) for batch in short_rope.batches) == 39
+    with pytest.raises(RuntimeError, match="too small to check 16 rows"):
+        make(pool(num_slots=6 * 9), 16, 4)
 
 
 def test_a_batch_needs_no_more_request_rows_than_it_has_requests():

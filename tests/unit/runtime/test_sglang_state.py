@@ -53,9 +53,37 @@ def test_a_decode_batch_is_a_changed_copy(serving):
         name: torch.arange(2) + at
         for at, name in enumerate(("input_ids", "positions", "seq_lens", "req_pool_indices", "out_cache_loc"))
     }
-    made = sglang_state.decode_batch(template, **tensors)
+    made = sglang_state.check_batch(template, **tensors)
     assert all(getattr(made, name) is tensor for name, tensor in tensors.items())
     assert (made.batch_size, made.seq_lens_sum, made.next_token_logits_buffer) == (2, 5, None)
     assert torch.equal(made.seq_lens_cpu, tensors["seq_lens"]) and made.orig_seq_lens is tensors["seq_lens"]
     assert template.batch_size == 3 and template.next_token_logits_buffer is not None
     assert made.forward_mode.is_decode()
+
+
+def test_a_verify_batch_has_the_mask_and_the_tokens_of_its_own_chains(make_serving):
+    serving = make_serving(drafts=3)
+    template = serving.batch(1)
+    tensors = {name: torch.arange(6) + at for at, name in enumerate(("input_ids", "positions", "out_cache_loc"))}
+    tensors |= {"seq_lens": torch.tensor([2, 1]), "req_pool_indices": torch.tensor([5, 6])}
+    made = sglang_state.check_batch(template, **tensors)
+    assert made.forward_mode.is_target_verify() and (made.batch_size, made.seq_lens_sum) == (2, 3)
+    # of every request [drafts, prefix + drafts]: the prefix, then the drafts up to its own
+    first = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    second = [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    expected = torch.cat([torch.tensor(mask, dtype=torch.bool).flatten() for mask in (first, second)])
+    assert torch.equal(made.spec_info.custom_mask, expected)
+    assert made.spec_info.draft_token is tensors["input_ids"] and made.spec_info.positions is tensors["positions"]
+    assert made.spec_info.draft_token_num == 3 and made.spec_info.is_verify_input()
+    assert template.spec_info.custom_mask.numel() == 12 and template.spec_info.positions is None, "the live step's is its own"
+
+
+def test_a_draft_model_is_known_while_it_is_built():
+    from sglang.srt.runtime_context import get_flags
+
+    assert sglang_state.building_draft_model() is False
+    get_flags().moe.in_speculative_scope = True
+    try:
+        assert sglang_state.building_draft_model() is True
+    finally:
+        get_flags().moe.in_speculative_scope = False

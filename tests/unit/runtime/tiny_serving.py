@@ -1,6 +1,7 @@
 """SGLang's surroundings of a forward, small: a Qwen3-shaped module, a KV pool, an attention backend, a ForwardBatch.
 
-`standard` stands for the model's own forward: the reference of SGLang's bf16 path, writing KV rows as SGLang does.
+`standard` stands for the model's own forward, of decode and of verify: the reference of SGLang's bf16 path, writing KV rows as
+SGLang does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from verify_step import causal, standard_verify
 
 from sgl_lowlatency.kernels.decode_step import DecodeStep, EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
@@ -61,10 +64,12 @@ class TinyModel(torch.nn.Module):
 
 
 class TinyServing:
-    """One model with its pools. page_size and num_slots shape the KV pool."""
+    """One model with its pools. page_size and num_slots shape the KV pool. drafts: tokens a request, 1 for plain decode."""
 
-    def __init__(self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100):
-        g = GEOMETRY
+    def __init__(
+        self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100, drafts: int = 1
+    ):
+        g, self.drafts = GEOMETRY, drafts
         self.geometry, self.weights = g, random_weights(g, seed=0)
         generator = torch.Generator().manual_seed(1)
         lm_head = (torch.randn(g.vocab, g.hidden, generator=generator) * 3 * g.hidden**-0.5).bfloat16()
@@ -88,22 +93,43 @@ class TinyServing:
         self.planned.append(forward_batch)
         self.backend.forward_metadata = f"of planned batch {len(self.planned)}"
 
-    def decode_step(self, *widths: int, planted: int = 0) -> DecodeStep:
-        plans = {rows: make_plan(self.geometry, rows, GRID, SHARED_MEMORY_BYTES) for rows in widths}
-        options = EmulationOptions(planted=planted)
-        return DecodeStep(self.geometry, plans, self.weights, torch.device("cpu"), deadline_s=30.0, emulation=options)
+    def plans(self, *widths: int):
+        return {rows: make_plan(self.geometry, rows, GRID, SHARED_MEMORY_BYTES, rows_per_request=self.drafts) for rows in widths}
 
-    def batch(self, rows: int) -> ForwardBatch:
-        """A decode batch of `rows` requests as SGLang's capture makes it: everything zero, lengths 1."""
-        zeros, ones = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.int64)
+    def decode_step(self, *widths: int, planted: int = 0):
+        options = EmulationOptions(planted=planted)
+        return DecodeStep(self.geometry, self.plans(*widths), self.weights, torch.device("cpu"), deadline_s=30.0, emulation=options)
+
+    def batch(self, requests: int) -> ForwardBatch:
+        """A batch of `requests` requests as SGLang's capture makes it: everything zero, lengths 1."""
+        zeros, ones = torch.zeros(requests * self.drafts, dtype=torch.int64), torch.ones(requests, dtype=torch.int64)
+        mode, spec_info = ForwardMode.DECODE, None
+        if self.drafts > 1:
+            mask = torch.ones(requests * self.drafts * (self.drafts + 1), dtype=torch.bool)
+            mode, spec_info = ForwardMode.TARGET_VERIFY, NgramVerifyInput(custom_mask=mask, draft_token_num=self.drafts)
         return ForwardBatch(
-            forward_mode=ForwardMode.DECODE, batch_size=rows, input_ids=zeros, req_pool_indices=zeros, seq_lens=ones,
-            out_cache_loc=zeros, seq_lens_sum=rows, positions=zeros, seq_lens_cpu=ones,
+            forward_mode=mode, batch_size=requests, input_ids=zeros, req_pool_indices=zeros[:requests], seq_lens=ones,
+            out_cache_loc=zeros, seq_lens_sum=requests, positions=zeros, seq_lens_cpu=ones, spec_info=spec_info,
         )
+
+    def verify(self, sees=causal):
+        """The model's own forward of a verify step, optionally with a bug in what a draft token sees (verify_step.causal)."""
+
+        def forward(input_ids, positions, forward_batch):
+            fb = forward_batch
+            hidden, logits = standard_verify(
+                self.geometry, self.weights, self.kv, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc,
+                self.model.lm_head.weight, sees,
+            )
+            return SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
+
+        return forward
 
     def standard(self, input_ids, positions, forward_batch):
         """The model's own forward."""
         fb = forward_batch
+        if fb.forward_mode.is_target_verify():
+            return self.verify()(input_ids, positions, fb)
         inputs = StepInputs(
             input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, self.kv.req_to_token, self.kv.k, self.kv.v
         )
@@ -120,7 +146,8 @@ class TinyServing:
 
         def forward(input_ids, positions, forward_batch):
             fb, hidden = forward_batch, torch.empty((rows, self.geometry.hidden), dtype=torch.bfloat16)
-            step.launch(rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden)
+            prefix = {} if self.drafts == 1 else {"lengths_are_prefix": True}
+            step.launch(rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden, **prefix)
             return self.model.logits_processor(input_ids, hidden, self.model.lm_head, fb, None)
 
         return forward

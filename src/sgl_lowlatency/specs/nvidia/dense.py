@@ -1,4 +1,4 @@
-"""The specs of the dense families on NVIDIA: every geometry, TP1, bf16, decode steps of 1 to 16 rows.
+"""The specs of the dense families on NVIDIA: every geometry, TP1, bf16, decode or verify steps of 1 to MAX_ROWS rows.
 
 What it accepts and why (read from sglang 0.5.23):
 - attention_backend: the kernel reads req_to_token and the K and V arrays of MHATokenToKVPool itself. Every backend below
@@ -6,9 +6,10 @@ What it accepts and why (read from sglang 0.5.23):
 - page_size: req_to_token holds slot ids, not page ids, for any page size, and a slot's row does not depend on the page
   size. The listed sizes are the ones the backends offer and the tests run.
 - kv_cache_dtype: "auto" is the model's dtype, bf16, unless a quantized checkpoint says otherwise (refused).
-- features: none. The kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE); it applies no LoRA; steps it
-  does not cover run SGLang's forward, but KV that arrives or leaves beside a step (PD_DISAGGREGATION, KV_OFFLOAD,
-  MEMORY_RELEASE, CPU_OFFLOAD) and torch-compiled decode have not been tested under it.
+- features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which. Not RAGGED_VERIFY: every request of a
+  verify step has as many draft tokens. Nothing else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE)
+  and applies no LoRA; steps it does not cover run SGLang's forward, but KV that arrives or leaves beside a step
+  (PD_DISAGGREGATION, KV_OFFLOAD, MEMORY_RELEASE, CPU_OFFLOAD) and torch-compiled decode have not been tested under it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sglang.kernels.plugin_kernels.nvidia.spec import (
     MEGAKERNEL_API_VERSION,
     BuildContext,
     BuiltMegakernel,
+    Feature,
     MegakernelSpec,
     Numerics,
     NumericsKind,
@@ -31,8 +33,9 @@ from sgl_lowlatency.guard.config import config_disable_reasons
 from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
 from sgl_lowlatency.guard.model import model_disable_reasons
+from sgl_lowlatency.guard.speculation import speculation_reasons
 
-MAX_ROWS = 16
+MAX_ROWS = 32  # of a step: requests, or requests times their draft tokens in verify
 ATTENTION_BACKENDS = frozenset({"fa3", "fa4", "flashinfer", "triton", "trtllm_mha", "torch_native"})
 PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
 
@@ -57,7 +60,16 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         emulate = config.get().emulate
     except ValueError as error:
         return [str(error)]
-    return config_disable_reasons(cfg, hf_config, emulate=emulate) + installation_reasons(device_isa(), emulate=emulate)
+    reasons = config_disable_reasons(cfg, hf_config, emulate=emulate) + speculation_reasons(cfg, max_rows=MAX_ROWS)
+    return reasons + installation_reasons(device_isa(), emulate=emulate)
+
+
+def _model_disable_reasons(model: Any, hf_config: Any, *, family: Family) -> list[str]:
+    from sgl_lowlatency.runtime import sglang_state
+
+    if sglang_state.building_draft_model():
+        return []  # it keeps SGLang's forward (runtime/draft_step.py)
+    return model_disable_reasons(model, hf_config, family=family)
 
 
 def _build(model: Any, hf_config: Any, context: BuildContext) -> BuiltMegakernel:
@@ -82,12 +94,12 @@ def _spec(family: Family) -> MegakernelSpec:
             # HND interleaves the pool's heads and pages; post-capture sizing leaves the pool unbacked during the self-check.
             env={"SGLANG_USE_HND_KVCACHE": False, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": False},
         ),
-        features=frozenset(),
+        features=frozenset({Feature.SPECULATIVE_DECODING}),
         numerics=Numerics(NumericsKind.TOLERANCE, TOLERANCES),
         max_rows=MAX_ROWS,
         build=_build,
         api_version=MEGAKERNEL_API_VERSION,
-        model_disable_reasons=functools.partial(model_disable_reasons, family=family),
+        model_disable_reasons=functools.partial(_model_disable_reasons, family=family),
         config_disable_reasons=_config_disable_reasons,
     )
 

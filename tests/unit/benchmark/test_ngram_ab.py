@@ -1,0 +1,209 @@
+"""The NGRAM comparison without servers: what it asks them, what it makes of their answers, what it calls a problem."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from benchmark import models
+from benchmark.serve import coverage, ngram_ab, tokens
+from benchmark.serve.client import Reply, repetitive_prompt
+from sgl_lowlatency.bench.results import Results
+
+SHAPE = models.named_shape("qwen3-tiny")
+
+
+def parse(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["ngram_ab", "--out", "out", *words])
+    return ngram_ab.parse()
+
+
+def reply(count, verify_steps, first=5, top=True):
+    ids = [first + i for i in range(count)]
+    best = [[(-0.1, token), (-3.0, token + 1)] for token in ids] if top else []
+    return Reply(ids=ids, logprobs=[], top=best, finish="length", cached=0, verify_steps=verify_steps)
+
+
+class FakeClient:
+    """Takes `step_s` a verify step of `accept` tokens; the plugin's counter of `rows` goes up by `counted` for each."""
+
+    def __init__(self, step_s, accept, counted=0, rows=4):
+        self.step_s, self.accept, self.counted, self.rows, self.executed, self.asked = step_s, accept, counted, rows, 0, []
+
+    def steps(self, count):
+        return -(-count // self.accept)
+
+    def timed_replies(self, prompts, count):
+        self.asked.append((len(prompts), count))
+        self.executed += self.counted * self.steps(count)
+        return 1.0 + self.step_s * self.steps(count), [reply(count, self.steps(count)) for _ in prompts]
+
+    def timed(self, prompts, count):
+        return self.timed_replies(prompts, count)[0]
+
+    def generate(self, prompts, params, *, top=0):
+        count = params["max_new_tokens"] if isinstance(params, dict) else params[0]["max_new_tokens"]
+        return [reply(count, self.steps(count), top=bool(top)) for _ in prompts]
+
+
+def fake_pair(off, on, mode="verify"):
+    def server(name, client):
+        def metrics():
+            if name == "off":
+                return {}
+            return {f'sgl_lowlatency:decode_steps_total{{mode="{mode}",rows="{client.rows}"}}': float(client.executed)}
+
+        return SimpleNamespace(name=name, client=client, metrics=metrics)
+
+    return server("off", off), server("on", on)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(coverage, "SETTLE_S", 0.0)
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(tmp_path, what="served-verify", name="run", weights="random", command=["x"], commit="abc")
+
+
+def test_the_defaults_are_what_is_asked_for(monkeypatch):
+    args = parse(monkeypatch)
+    assert (args.model, args.batches, args.drafts, args.repeats, args.deadline) == ("qwen3-8b", [1, 4, 8], 4, 3, 560)
+    arguments = ngram_ab.server_arguments(args)
+    chain = ["--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1", "--speculative-num-draft-tokens", "4"]
+    assert arguments[-len(chain) :] == chain
+    assert arguments[arguments.index("--cuda-graph-max-bs-decode") + 1] == "8"
+    assert int(arguments[arguments.index("--context-length") + 1]) >= args.context + args.long + args.drafts
+
+
+@pytest.mark.parametrize("words", [["--drafts", "1"], ["--short", "300"], ["--repeats", "0"], ["--warm", "0"], ["--batches", "1,x"]])
+def test_arguments_that_measure_nothing_are_refused(monkeypatch, words, capsys):
+    with pytest.raises((SystemExit, ValueError)):
+        parse(monkeypatch, *words)
+
+
+def test_a_prompt_repeats_its_phrase_and_no_other_requests(monkeypatch):
+    prompt = repetitive_prompt(50, vocab=1000, seed=1, period=24)
+    assert len(prompt) == 50 and prompt[:24] == prompt[24:48] and prompt[48:] == prompt[:2] and min(prompt) >= 10
+    args = parse(monkeypatch, "--context", "50")
+    prompts = [prompt for batch in (1, 4, 8) for prompt in ngram_ab.prompts_of(batch, 1000, args)]
+    assert len({tuple(prompt) for prompt in prompts}) == 13
+
+
+def test_a_sample_is_the_slope_between_two_generations():
+    sample = ngram_ab.Sample.of((1.5, [reply(16, 5), reply(16, 4)]), (3.5, [reply(272, 68), reply(272, 85)]))
+    assert sample.token_ms == pytest.approx(2.0 / 256 * 1e3)
+    assert sample.step_ms == pytest.approx(2.0 / 80 * 1e3), "of the request that took the most steps"
+    assert sample.accept_length == pytest.approx(544 / 153)
+    assert sample.verify_steps == 90
+
+
+def test_a_server_that_does_not_speculate_is_no_sample():
+    with pytest.raises(ValueError, match="counted no verify steps"):
+        ngram_ab.Sample.of((1.0, [reply(16, 4)]), (2.0, [reply(32, 0)]))
+
+
+def test_a_measured_row(monkeypatch, results):
+    args = parse(monkeypatch, "--batches", "1,4", "--short", "8", "--long", "48")
+    pair = fake_pair(FakeClient(0.006, accept=4), FakeClient(0.004, accept=4, counted=1))
+    assert ngram_ab.measure(pair, SHAPE, args, results) == []
+    first, second = json.loads(results.path.read_text())["rows"]
+    assert (first["mode"], first["batch"], first["rows"], first["drafts"], second["rows"]) == ("verify", 1, 4, 4, 16)
+    assert first["off_ms"] == [1.5] * 3 and first["on_ms"] == [1.0] * 3 and first["ratio"] == 1.5
+    assert first["off_step_ms"] == [6.0] * 3 and first["on_step_ms"] == [4.0] * 3
+    assert first["off_accept_length"] == [4.0] * 3
+    assert first["on_verify_steps"] == 3 * (2 + 12) and first["on_steps"] == {"4": 42.0} and first["served"] is True
+    # warm-up of 2 long and 1 short, then short and long three times: the same prompts for both arms
+    asked = [(1, 48), (1, 48), (1, 8)] + [(1, 8), (1, 48)] * 3
+    assert pair[0].client.asked[:9] == pair[1].client.asked[:9] == asked
+
+
+@pytest.mark.parametrize("counted, mode", [(0, "verify"), (1, "decode")])
+def test_steps_that_the_plugin_did_not_run_are_a_problem(monkeypatch, results, counted, mode):
+    args = parse(monkeypatch, "--batches", "8", "--short", "8", "--long", "48")
+    pair = fake_pair(FakeClient(0.006, accept=4), FakeClient(0.004, accept=4, counted=counted, rows=32), mode)
+    (problem,) = ngram_ab.measure(pair, SHAPE, args, results)
+    assert problem.startswith("bs 8: the plugin ran ") and problem.endswith(" of 42 verify steps of 32 rows")
+    assert results.content["rows"][0]["served"] is False
+    assert "NO" in ngram_ab.table(results)
+
+
+class Oracle:
+    """Prefers token 5 + i at output position i, by 2 nats over everything else."""
+
+    def __init__(self, favourite=5):
+        self.favourite = favourite
+
+    def logits(self, sequences, first):
+        torch = pytest.importorskip("torch")
+        found = []
+        for sequence, begin in zip(sequences, first, strict=True):
+            table = torch.zeros(len(sequence) - begin, 64)
+            table[range(len(table)), [self.favourite + i for i in range(len(table))]] = 2.0
+            found.append(table)
+        return found
+
+
+def test_equal_tokens_pass_and_each_arm_is_judged_by_its_own_text(monkeypatch):
+    args = parse(monkeypatch, "--compare-tokens", "6", "--bound", "0.5")
+    pair = fake_pair(FakeClient(0.006, 4), FakeClient(0.004, 3))
+    verdict, entry = ngram_ab.compare_batch(pair, [[1, 2], [3, 4]], args, Oracle())
+    assert not verdict.wrong and (entry["tokens_compared"], entry["differences"]) == (12, 0)
+    assert (entry["off_overruled"], entry["on_overruled"]) == (0, 0)
+    assert (entry["off_verify_steps"], entry["on_verify_steps"]) == (4, 4)
+    _, entry = ngram_ab.compare_batch(pair, [[1, 2], [3, 4]], args, Oracle(favourite=6))
+    assert (entry["off_overruled"], entry["on_overruled"]) == (12, 12), "float32 would have chosen others throughout"
+
+
+def test_a_token_that_float32_decides_is_wrong(monkeypatch):
+    args = parse(monkeypatch, "--compare-tokens", "6", "--bound", "0.5")
+    off, on = FakeClient(0.006, 4), FakeClient(0.004, 4)
+    pair = fake_pair(off, on)
+    right = on.generate
+
+    def generate(prompts, params, *, top=0):
+        if not top:  # taken up again behind the standard path's token
+            return [reply(params[0]["max_new_tokens"], 1, first=prompts[0][-1] + 1)]
+        replies = right(prompts, params, top=top)
+        replies[0].ids[2] = 40
+        return replies
+
+    on.generate = generate
+    verdict, entry = ngram_ab.compare_batch(pair, [[1, 2]], args, Oracle())
+    assert [(found.position, found.off_id, found.on_id) for found in verdict.wrong] == [(2, 7, 40)]
+    assert (entry["off_overruled"], entry["on_overruled"]) == (0, 1)
+
+
+def test_missing_log_probabilities_are_an_error_not_a_pass(monkeypatch):
+    args = parse(monkeypatch, "--compare-tokens", "6")
+    off, on = FakeClient(0.006, 4), FakeClient(0.004, 4)
+    complete = off.generate
+
+    def generate(prompts, params, *, top=0):
+        replies = complete(prompts, params, top=top)
+        replies[0].top.pop()
+        return replies
+
+    off.generate = generate
+    with pytest.raises(ValueError, match="the off server gave log-probabilities of 5 of 6 tokens"):
+        ngram_ab.compare_batch(fake_pair(off, on), [[1, 2]], args, Oracle())
+
+
+def test_the_table_has_a_line_a_row(monkeypatch, results):
+    args = parse(monkeypatch, "--batches", "1", "--short", "8", "--long", "48")
+    ngram_ab.measure(fake_pair(FakeClient(0.006, 4), FakeClient(0.004, 4, counted=1)), SHAPE, args, results)
+    results.set(tokens=[{"batch": 1, "error": "no"}])
+    lines = ngram_ab.table(results).splitlines()
+    assert lines[2].split()[:5] == ["1", "4", "1.500", "1.000", "1.500"] and lines[2].endswith("yes")
+    assert lines[3].startswith("tokens {'batch': 1, 'error': 'no'}")
+
+
+def test_overruled_tokens_are_those_beyond_the_bound():
+    replies = [reply(3, 1)]
+    fp32 = tokens.Fp32(Oracle(), [[1, 2]], replies)
+    assert fp32.overruled(replies, 0.5) == 0
+    replies[0].ids[1] = 9
+    assert fp32.overruled(replies, 1.9) == 1 and fp32.overruled(replies, 2.1) == 0
