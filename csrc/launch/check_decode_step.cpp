@@ -23,6 +23,8 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
           "rows " + text(p.rows) + " is not a multiple of rows_per_request " + text(p.rows_per_request));
   require(p.counted_tokens == 0 || p.counted_tokens == p.rows_per_request,
           "counted_tokens " + text(p.counted_tokens) + " is neither 0 nor all new tokens of a request");
+  require(g.req_to_token_stride >= p.rows_per_request,
+          "req_to_token_stride " + text(g.req_to_token_stride) + " does not hold the " + text(p.rows_per_request) + " new tokens of a request");
   require(g.num_layers >= 1, "num_layers " + text(g.num_layers) + " is below 1");
   require(g.head_dim == 64 || g.head_dim == 128, "head_dim " + text(g.head_dim) + " is not 64 or 128");
   require(g.num_kv_heads >= 1 && g.num_q_heads % g.num_kv_heads == 0,

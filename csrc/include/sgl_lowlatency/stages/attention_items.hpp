@@ -7,7 +7,7 @@ namespace sgl_lowlatency::stages {
 // With L_r the request's length, its new tokens included (at least 1), and U = abi::request_units:
 //   chunk = max(kMinItemTokens, ceil(sum_r L_r * U / grid)),  splits_r = max(1, floor(L_r / chunk))
 // A request's splits are equal up to kItemTokenMultiple, and the number of items is at most grid + requests * U. A pure function of
-// the lengths and the grid: the same step is cut the same way. All new tokens are in the last split: it has kMinItemTokens or more.
+// the lengths and the grid: the same step is cut the same way. All new tokens are in the last split: it is the only one or has kMinItemTokens.
 struct AttentionSplit {
   int32_t chunk;       // least tokens of a split, before its begin is rounded down
   int32_t units;       // U: items of one split of a request

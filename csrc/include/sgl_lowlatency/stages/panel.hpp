@@ -17,7 +17,7 @@ SGL_DEVICE int32_t warps_per_row(int32_t rows) { return rows == 1 ? 8 : rows == 
 // A vector is 8 bf16. kPanelLead of them a thread are polled first: thousands of threads poll, while others stream weights; when these are
 // there, the rest is asked for in batches, each of which is one trip through L2.
 constexpr int32_t kPanelLead = 2;
-constexpr int32_t kPanelBatch = 14;
+constexpr int32_t kPanelBatch = 8;  // more would spill registers
 
 // Copies a thread's vectors first, first + stride, ... of one row, kCount at most and below num_vecs, once all of their words are there.
 // row_begin: the first word of the row in `of`.
