@@ -21,7 +21,7 @@ namespace py = pybind11;
 namespace sgl_lowlatency {
 namespace {
 
-using MatrixTuple = std::tuple<uintptr_t, int32_t, int32_t, int32_t>;  // the fields of abi::WeightMatrix
+using MatrixTuple = std::tuple<uintptr_t, int32_t, int32_t, int32_t, int32_t>;  // the fields of abi::WeightMatrix
 // Name, address, bytes and track_reads of memory whose ordering the emulation checks (emulation::Region).
 using RegionTuple = std::tuple<std::string, uintptr_t, size_t, bool>;
 
@@ -53,8 +53,8 @@ py::bytes pack_table(const std::vector<std::vector<Word>>& entries) {
 py::bytes pack_weight_maps(const std::vector<MatrixTuple>& matrices, bool is_cuda) {
   std::string bytes(matrices.size() * sizeof(abi::WeightMap), '\0');
   for (size_t i = 0; i < matrices.size(); ++i) {
-    const auto& [weight, num_rows, k_extent, num_parts] = matrices[i];
-    const abi::WeightMatrix matrix{reinterpret_cast<const abi::bf16*>(weight), num_rows, k_extent, num_parts};
+    const auto& [weight, num_rows, k_extent, num_parts, element_bytes] = matrices[i];
+    const abi::WeightMatrix matrix{reinterpret_cast<const void*>(weight), num_rows, k_extent, num_parts, element_bytes};
 #ifdef SGL_LOWLATENCY_WITH_CUDA
     const abi::WeightMap map = is_cuda ? launch::encode_weight_map_cuda(matrix) : launch::encode_weight_map_host(matrix);
 #else
@@ -99,9 +99,11 @@ void bind_abi(py::module_& m) {
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
   SGL_CONSTANT(kWarpTokens); SGL_CONSTANT(kUnwritten); SGL_CONSTANT(kGenerations); SGL_CONSTANT(kClearAhead);
-  SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kStageK); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages); SGL_CONSTANT(kPanelPadBytes);
-  SGL_CONSTANT(kNumEdges);
+  SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages); SGL_CONSTANT(kPanelPadBytes);
+  SGL_CONSTANT(kNumEdges); SGL_CONSTANT(kScaleBlock); SGL_CONSTANT(kMaxScaledPanelK);
 #undef SGL_CONSTANT
+  a.attr("kWeightFormats") = std::map<std::string, int32_t>{
+      {"bf16", abi::kWeightsBf16}, {"fp8_block", abi::kWeightsFp8Block}, {"fp8_channel", abi::kWeightsFp8Channel}};
   a.attr("kSyncStateBytes") = py::int_(sizeof(abi::SyncState));
   a.attr("kFirstGenerationOffset") = py::int_(offsetof(abi::SyncState, first_generation));
   a.attr("kUsedBytesOffset") = py::int_(offsetof(abi::SyncState, used_bytes));
@@ -120,6 +122,7 @@ void bind_abi(py::module_& m) {
       .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("panel", &abi::SmemLayout::panel)
       .def_readonly("ring", &abi::SmemLayout::ring).def_readonly("total_bytes", &abi::SmemLayout::total_bytes);
   m.def("smem_layout", &abi::smem_layout, py::arg("rows"), py::arg("max_panel_bytes"), py::arg("max_tiles_multi_panel"), py::arg("num_stages"));
+  m.def("stage_k", &abi::stage_k, py::arg("element_bytes"), "K elements of one ring stage of weights of 2 bytes (bf16) or 1 (FP8)");
   m.def("panel_row_bytes", &abi::panel_row_bytes, py::arg("k_panel"), "Bytes of one padded row of an activation panel");
   m.def("head_subgroups", &abi::head_subgroups, py::arg("num_q_heads"), py::arg("num_kv_heads"), "Attention items that share one kv head");
 
@@ -162,20 +165,23 @@ void bind_abi(py::module_& m) {
       .def_readwrite("generation_bytes", &abi::DecodeStepParams::generation_bytes).def_readwrite("at", &abi::DecodeStepParams::at)
       .def_readwrite("stream", &abi::DecodeStepParams::stream).def_readwrite("rows_per_request", &abi::DecodeStepParams::rows_per_request)
       .def_readwrite("counted_tokens", &abi::DecodeStepParams::counted_tokens)
+      .def_property("weights", [](const abi::DecodeStepParams& p) { return static_cast<int32_t>(p.weights); },
+                    [](abi::DecodeStepParams& p, int32_t format) { p.weights = static_cast<abi::WeightFormat>(format); })
       .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles) {
         if (op >= abi::kNumOps) throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumOps));
         p.ops[op] = {k_extent, k_panel, num_tiles};
       }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"));
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
-  SGL_POINTER(layers); SGL_POINTER(maps); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
+  SGL_POINTER(layers); SGL_POINTER(scales); SGL_POINTER(maps); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
   SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc);
   SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out);
   SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
   m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 6>,
         "Device table of LayerWeights from 6 pointers a layer, in the struct's order");
+  m.def("pack_layer_scales", &pack_table<abi::LayerScales, uint64_t, 4>, "Device table of LayerScales from 4 pointers a layer");
   m.def("pack_weight_maps", &pack_weight_maps, py::arg("matrices"), py::arg("is_cuda"),
-        "Table of WeightMap from (address, num_rows, k_extent, num_parts), for CUDA or for the host dialect");
+        "Table of WeightMap from (address, num_rows, k_extent, num_parts, element_bytes), for CUDA or for the host dialect");
   m.def("pack_kv_layers", &pack_table<abi::KvLayer, uint64_t, 2>, "Device table of KvLayer from (k, v) pointers");
   m.def("pack_tile_ranges", &pack_table<abi::TileRange, int32_t, 2>, "Device table of TileRange from (begin, count) pairs");
 }

@@ -57,7 +57,10 @@ class Runner:
         self.geometry, self.weights = geometry, weights
         self.device = weights.embedding.device
         chains = rows_per_request or {}
-        self.plans = {r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1)) for r in rows}
+        element_bytes = weights.layers[0].qkv.element_size()
+        self.plans = {
+            r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), element_bytes) for r in rows
+        }
         for plan in self.plans.values():
             assert bool(validate(plan)) == refused, validate(plan)
         self.kernel = DecodeStep(geometry, self.plans, weights, self.device, deadline_s, emulation=emulation)
@@ -104,13 +107,13 @@ def assert_pool_untouched(before: StepInputs, after: StepInputs) -> None:
 def gate(
     geometry: Geometry, weights: DecodeStepWeights, steps: list[StepInputs], ours: list[StepOutputs], rows: int | None = None
 ) -> GateReport:
-    """Our outputs against the float64 oracle, with SGLang's rounding as the measure; the rows of all steps together.
+    """Our outputs against the float64 oracle, with SGLang's bf16 rounding as the measure; the rows of all steps together.
 
-    rows: compare only the first rows of each step.
+    Of FP8 weights the measure leaves SGLang's rounding of activations to FP8 out: ours are bf16. rows: compare only the first rows of each step.
     """
     arms = [
         ours,
-        [standard_path.decode_step(geometry, weights, step) for step in steps],
+        [standard_path.decode_step(geometry, weights, step, rounds_activations=False) for step in steps],
         [dense_decode.decode_step(geometry, weights, step, torch.float64) for step in steps],
     ]
     return compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))

@@ -29,17 +29,17 @@ CUT = {
 
 
 @functools.lru_cache(maxsize=1)
-def weights_of(name: str, seed: int):
+def weights_of(name: str, seed: int, weight_format: str = "bf16"):
     """Weights on the GPU, of one geometry at a time: two layers of 32B and their float64 copies are large."""
     gc.collect()
     torch.cuda.empty_cache()
-    return random_weights(CUT[name], seed, "cuda", **FAMILIES[name.split("-")[0].split(".")[0]])
+    return random_weights(CUT[name], seed, "cuda", weight_format=weight_format, **FAMILIES[name.split("-")[0].split(".")[0]])
 
 
-def gpu_runner(name: str, seed: int, rows: tuple[int, ...], **options) -> Runner:
+def gpu_runner(name: str, seed: int, rows: tuple[int, ...], weight_format: str = "bf16", **options) -> Runner:
     properties = torch.cuda.get_device_properties(0)
     return Runner(
-        CUT[name], weights_of(name, seed), rows, grid=properties.multi_processor_count,
+        CUT[name], weights_of(name, seed, weight_format), rows, grid=properties.multi_processor_count,
         shared_memory_bytes=properties.shared_memory_per_block_optin, **options,
     )
 

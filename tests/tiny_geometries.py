@@ -17,6 +17,15 @@ TINY = {
 }
 
 
+# K a multiple of 128, as FP8 weights need it: one chunk, one stage, beyond and off stage edges.
+TINY_FP8 = {
+    "group2": TINY["group2"],
+    "group4": _tiny(2, 1152, 8, 2, 128, 2176),  # K of one, two and three stages: 1024, 1152 and 2176 columns
+    "group8": _tiny(2, 128, 8, 1, 128, 256),
+    "group12": _tiny(2, 384, 12, 1, 64, 640),  # v begins inside a block of the scales
+}
+
+
 # What a model family has beside its geometry, as random_weights takes it.
 FAMILIES = {"qwen3": {}, "llama": {"has_qk_norm": False}, "qwen2": {"has_qk_norm": False, "has_qkv_bias": True}}
 

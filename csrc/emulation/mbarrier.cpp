@@ -13,7 +13,7 @@ constexpr uint64_t kIndexMask = 0xffffff;
 constexpr uint32_t kMaxCount = (1u << 20) - 1;      // PTX's range of arrival counts and of |tx-count|
 constexpr uint32_t kFailAtOnceOneIn = 8;
 constexpr uint32_t kPreemptOneIn = 32;
-constexpr int32_t kChunkLines = abi::kChunkK * 2 / static_cast<int32_t>(kLineBytes);
+constexpr int32_t kChunkLines = abi::kChunkBytes / static_cast<int32_t>(kLineBytes);
 
 Mbarrier& find_mbarrier(const uint64_t* address) {
   const Lane& lane = *machine->current;
@@ -102,16 +102,17 @@ void copy_stage(const BulkCopy& copy) {
   abi::WeightMatrix matrix;
   std::memcpy(&matrix, copy.map, sizeof(matrix));
   const int32_t part_rows = abi::kTileRows / matrix.num_parts;
+  const int64_t row_bytes = static_cast<int64_t>(matrix.k_extent) * matrix.element_bytes;
   for (int32_t row = 0; row < abi::kTileRows; ++row) {
     const int64_t from = static_cast<int64_t>(row / part_rows) * (matrix.num_rows / matrix.num_parts) + copy.row + row % part_rows;
     for (int32_t chunk = 0; chunk < abi::kStageChunks; ++chunk) {
-      const int32_t column = (copy.chunk + chunk) * abi::kChunkK;
+      const int64_t at = static_cast<int64_t>(copy.chunk + chunk) * abi::kChunkBytes;
       for (int32_t j = 0; j < kChunkLines; ++j) {
         char* const to = copy.shared + abi::stage_offset(chunk, row, j);
-        if (column >= matrix.k_extent) {
+        if (at >= row_bytes) {
           std::memset(to, 0, kLineBytes);
         } else {
-          std::memcpy(to, matrix.weight + from * matrix.k_extent + column + j * (abi::kChunkK / kChunkLines), kLineBytes);
+          std::memcpy(to, static_cast<const char*>(matrix.weight) + from * row_bytes + at + j * static_cast<int64_t>(kLineBytes), kLineBytes);
         }
       }
     }
@@ -237,11 +238,11 @@ void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t ch
   std::memcpy(&matrix, map, sizeof(matrix));
   const int32_t part_rows = abi::kTileRows / matrix.num_parts, num_rows = matrix.num_rows / matrix.num_parts;
   if ((static_cast<char*>(shared) - block.shared) % abi::kStageAlignment != 0) misuse("load_stage: the stage is not at a multiple of 1024 bytes");
-  if (row < 0 || row + part_rows > num_rows || chunk < 0 || chunk * abi::kChunkK >= matrix.k_extent) {
+  if (row < 0 || row + part_rows > num_rows || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
     misuse("load_stage: row " + std::to_string(row) + ", chunk " + std::to_string(chunk) + " is outside the matrix");
   }
   issue_copy({nullptr, static_cast<char*>(shared), nullptr, map, row, chunk, abi::kStageBytes, 0, 0}, address, "load_stage");
-  machine->global.check_constant_range(matrix.weight, sizeof(bf16) * static_cast<size_t>(matrix.num_rows) * matrix.k_extent);
+  machine->global.check_constant_range(matrix.weight, static_cast<size_t>(matrix.element_bytes) * matrix.num_rows * matrix.k_extent);
 }
 
 }  // namespace sgl_lowlatency::dialect

@@ -15,6 +15,7 @@ const Selftests& selftests() {
     add_machine_selftests(tests);
     add_copy_async_selftests(tests);
     add_load_stage_selftests(tests);
+    add_fp8_selftests(tests);
     add_misuse_selftests(tests);
     return tests;
   }();

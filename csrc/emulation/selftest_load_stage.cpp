@@ -14,6 +14,8 @@ constexpr int32_t kMatrixRows = 64, kMatrixK = 640;  // the second stage of a ti
 struct Source {
   alignas(16) bf16 elements[kMatrixRows * kMatrixK];
 };
+// The same memory as a matrix of single bytes: as many bytes a row, twice the columns.
+constexpr int32_t kRowBytes = kMatrixK * 2;
 
 // Element number i holds its own number, which 16 bits tell apart.
 const Source& source() {
@@ -26,8 +28,9 @@ const Source& source() {
 }
 
 // values: [elements that are not the box's]. The copy of the tile whose first row is `row`, from chunk `chunk` on.
-SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, int32_t misplaced_bytes = 0) {
-  const abi::WeightMap map = launch::encode_weight_map_host({source().elements, kMatrixRows, kMatrixK, num_parts});
+SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, int32_t misplaced_bytes = 0, int32_t element_bytes = 2) {
+  const abi::WeightMap map =
+      launch::encode_weight_map_host({source().elements, kMatrixRows, kRowBytes / element_bytes, num_parts, element_bytes});
   double wrong = 0;
   Options options;
   options.seed = seed;
@@ -64,6 +67,7 @@ void add_load_stage_selftests(Selftests& tests) {
   tests["load_stage"] = [](uint64_t seed) { return load(seed, 1, 32, 0); };
   tests["load_stage_two_parts"] = [](uint64_t seed) { return load(seed, 2, 16, 0); };
   tests["load_stage_past_k"] = [](uint64_t seed) { return load(seed, 1, 48, 8); };
+  tests["load_stage_fp8"] = [](uint64_t seed) { return load(seed, 2, 16, 8, 0, 1); };
   tests["load_stage_misaligned"] = [](uint64_t seed) { return load(seed, 1, 0, 0, 128); };
   tests["load_stage_outside"] = [](uint64_t seed) { return load(seed, 2, 32, 0); };
 }

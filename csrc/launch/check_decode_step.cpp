@@ -35,7 +35,9 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
           "kv_slot_stride " + text(g.kv_slot_stride) + " does not hold a slot in 16-byte units");
   require(p.num_stages >= 2 && p.num_stages <= abi::kMaxStages, "num_stages " + text(p.num_stages) + " is outside 2.." + text(abi::kMaxStages));
   require(p.deadline_ns > 0, "deadline_ns is 0");
-  const int32_t q_size = g.num_q_heads * g.head_dim;
+  require(p.weights >= 0 && p.weights < abi::kNumWeightFormats, "weights " + text(p.weights) + " is no WeightFormat");
+  const bool is_fp8 = p.weights != abi::kWeightsBf16;
+  const int32_t stage_k = abi::stage_k(abi::element_bytes(p.weights)), q_size = g.num_q_heads * g.head_dim;
   const int32_t k_extent[abi::kNumOps] = {g.hidden, q_size, g.hidden, g.intermediate};
   const int32_t num_tiles[abi::kNumOps] = {(g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim / abi::kTileRows, g.hidden / abi::kTileRows,
                                            2 * g.intermediate / abi::kTileRows, g.hidden / abi::kTileRows};
@@ -44,8 +46,10 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
     const std::string name = "ops[" + text(op) + "].";
     require(o.k_extent == k_extent[op], name + "k_extent " + text(o.k_extent) + " is not " + text(k_extent[op]));
     require(o.num_tiles == num_tiles[op], name + "num_tiles " + text(o.num_tiles) + " is not " + text(num_tiles[op]));
-    require(o.k_panel == o.k_extent || (o.k_panel > 0 && o.k_panel < o.k_extent && o.k_panel % abi::kStageK == 0),
-            name + "k_panel " + text(o.k_panel) + " is neither all of K nor a multiple of " + text(abi::kStageK));
+    require(o.k_panel == o.k_extent || (o.k_panel > 0 && o.k_panel < o.k_extent && o.k_panel % stage_k == 0),
+            name + "k_panel " + text(o.k_panel) + " is neither all of K nor a multiple of " + text(stage_k));
+    require(!is_fp8 || o.k_extent % abi::kScaleBlock == 0, name + "k_extent " + text(o.k_extent) + " is not a multiple of " + text(abi::kScaleBlock));
+    require(!is_fp8 || o.k_panel <= abi::kMaxScaledPanelK, name + "k_panel " + text(o.k_panel) + " is above " + text(abi::kMaxScaledPanelK));
     require(p.rows * abi::panel_row_bytes(o.k_panel) <= p.max_panel_bytes, name + "panel exceeds max_panel_bytes " + text(p.max_panel_bytes));
   }
   require(abi::attention_panel_bytes(g.head_dim) <= p.max_panel_bytes, "attention exceeds max_panel_bytes " + text(p.max_panel_bytes));
@@ -58,6 +62,7 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
   require(std::memcmp(&stream, &p.stream, sizeof(stream)) == 0, "stream is not stream_layout of geometry and rows");
   require(p.generation_bytes >= at.total_bytes && p.generation_bytes % 128 == 0,
           "generation_bytes " + text(p.generation_bytes) + " does not hold the " + text(at.total_bytes) + " bytes of a generation in 128-byte units");
+  require((p.scales != nullptr) == is_fp8, "scales are there for FP8 weights, and null for bf16");
   const void* const pointers[] = {
       p.layers, p.maps, p.kv, p.tiles, p.embedding, p.final_norm, p.cos_sin,
       p.input_ids, p.positions, p.seq_lens, p.req_pool_indices, p.out_cache_loc, p.req_to_token,

@@ -19,17 +19,20 @@ void check(cudaError_t error, const char* call) {
 
 using Kernel = void (*)(abi::DecodeStepParams);
 
-template <int32_t kHeadDim, bool kIsVerify>
+template <int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify>
 Kernel select_tiles(const abi::DecodeStepParams& p) {
-  if (p.rows <= 8) return kernels::decode_step<1, kHeadDim, kIsVerify>;
-  return p.rows <= 16 ? kernels::decode_step<2, kHeadDim, kIsVerify> : kernels::decode_step<4, kHeadDim, kIsVerify>;
+  if (p.rows <= 8) return kernels::decode_step<1, kHeadDim, kElementBytes, kIsVerify>;
+  return p.rows <= 16 ? kernels::decode_step<2, kHeadDim, kElementBytes, kIsVerify> : kernels::decode_step<4, kHeadDim, kElementBytes, kIsVerify>;
 }
 
-Kernel select_kernel(const abi::DecodeStepParams& p) {
+template <int32_t kHeadDim>
+Kernel select_format(const abi::DecodeStepParams& p) {
   const bool is_verify = p.rows_per_request > 1;
-  if (p.geometry.head_dim == 64) return is_verify ? select_tiles<64, true>(p) : select_tiles<64, false>(p);
-  return is_verify ? select_tiles<128, true>(p) : select_tiles<128, false>(p);
+  if (p.weights == abi::kWeightsBf16) return is_verify ? select_tiles<kHeadDim, 2, true>(p) : select_tiles<kHeadDim, 2, false>(p);
+  return is_verify ? select_tiles<kHeadDim, 1, true>(p) : select_tiles<kHeadDim, 1, false>(p);
 }
+
+Kernel select_kernel(const abi::DecodeStepParams& p) { return p.geometry.head_dim == 64 ? select_format<64>(p) : select_format<128>(p); }
 
 // The kernel with its shared-memory limit raised, and the bytes it needs.
 Kernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {

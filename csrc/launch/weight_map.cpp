@@ -15,8 +15,9 @@ void check_weight_matrix(const abi::WeightMatrix& m) {
   require(m.num_parts == 1 || m.num_parts == 2, "num_parts " + std::to_string(m.num_parts) + " is not 1 or 2");
   require(m.num_rows > 0 && m.num_rows % abi::kTileRows == 0,
           "num_rows " + std::to_string(m.num_rows) + " is not a positive multiple of " + std::to_string(abi::kTileRows));
-  require(m.k_extent > 0 && m.k_extent % abi::kChunkK == 0,
-          "k_extent " + std::to_string(m.k_extent) + " is not a positive multiple of " + std::to_string(abi::kChunkK));
+  require(m.element_bytes == 1 || m.element_bytes == 2, "element_bytes " + std::to_string(m.element_bytes) + " is not 1 or 2");
+  const int32_t chunk_k = abi::chunk_k(m.element_bytes);
+  require(m.k_extent > 0 && m.k_extent % chunk_k == 0, "k_extent " + std::to_string(m.k_extent) + " is not a positive multiple of " + std::to_string(chunk_k));
 }
 
 abi::WeightMap encode_weight_map_host(const abi::WeightMatrix& matrix) {

@@ -70,6 +70,16 @@ def test_an_unsupported_field_is_named(fields, reason):
     assert Geometry.from_hf_config(hf_config(**fields)).reasons() == [reason]
 
 
+def test_fp8_weights_need_every_k_in_blocks_of_128():
+    geometry = Geometry.from_hf_config(hf_config(hidden_size=192, intermediate_size=448, num_attention_heads=3, num_key_value_heads=1, head_dim=64))
+    assert geometry.reasons() == []
+    assert geometry.reasons(element_bytes=1) == [
+        "config.hidden_size 192 is not a multiple of 128",
+        "config.intermediate_size 448 is not a multiple of 128",
+        "config.num_attention_heads 3 of 64 channels are not a multiple of 128",
+    ]
+
+
 def test_all_unsupported_fields_are_named_together():
     reasons = Geometry.from_hf_config(hf_config(head_dim=80, hidden_size=100, num_key_value_heads=3)).reasons()
     assert [reason.split()[0] for reason in reasons] == [

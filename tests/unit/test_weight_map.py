@@ -8,7 +8,7 @@ ADDRESS = 0x7F0000000000
 
 
 def test_a_map_is_128_bytes_a_matrix_in_order():
-    one, other = (ADDRESS, 32, 128, 1), (ADDRESS + 4096, 64, 64, 2)
+    one, other = (ADDRESS, 32, 128, 1, 2), (ADDRESS + 4096, 64, 64, 2, 2)
     table = _C.pack_weight_maps([one, other], is_cuda=False)
     assert len(table) == 2 * 128
     assert table == _C.pack_weight_maps([one], is_cuda=False) + _C.pack_weight_maps([other], is_cuda=False)
@@ -18,12 +18,14 @@ def test_a_map_is_128_bytes_a_matrix_in_order():
 @pytest.mark.parametrize(
     "matrix, message",
     [
-        ((0, 32, 128, 1), "address is null or not a multiple of 16"),
-        ((ADDRESS + 2, 32, 128, 1), "address is null or not a multiple of 16"),
-        ((ADDRESS, 24, 128, 1), "num_rows 24 is not a positive multiple of 16"),
-        ((ADDRESS, 0, 128, 1), "num_rows 0 is not a positive multiple of 16"),
-        ((ADDRESS, 32, 96, 1), "k_extent 96 is not a positive multiple of 64"),
-        ((ADDRESS, 32, 128, 3), "num_parts 3 is not 1 or 2"),
+        ((0, 32, 128, 1, 2), "address is null or not a multiple of 16"),
+        ((ADDRESS + 2, 32, 128, 1, 1), "address is null or not a multiple of 16"),
+        ((ADDRESS, 24, 128, 1, 2), "num_rows 24 is not a positive multiple of 16"),
+        ((ADDRESS, 0, 128, 1, 2), "num_rows 0 is not a positive multiple of 16"),
+        ((ADDRESS, 32, 96, 1, 2), "k_extent 96 is not a positive multiple of 64"),
+        ((ADDRESS, 32, 192, 1, 1), "k_extent 192 is not a positive multiple of 128"),
+        ((ADDRESS, 32, 128, 1, 4), "element_bytes 4 is not 1 or 2"),
+        ((ADDRESS, 32, 128, 3, 2), "num_parts 3 is not 1 or 2"),
     ],
 )
 def test_a_matrix_that_the_ring_cannot_read_is_refused_by_its_field(matrix, message):
@@ -35,4 +37,4 @@ def test_a_build_without_cuda_makes_no_cuda_maps():
     if "cuda" in _C.backends():
         pytest.skip("this build has CUDA kernels")
     with pytest.raises(ValueError, match="no CUDA kernels"):
-        _C.pack_weight_maps([(ADDRESS, 32, 128, 1)], is_cuda=True)
+        _C.pack_weight_maps([(ADDRESS, 32, 128, 1, 2)], is_cuda=True)

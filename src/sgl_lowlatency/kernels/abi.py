@@ -16,8 +16,10 @@ MAX_HEADS_PER_ITEM: int = _C.abi.kMaxHeadsPerItem  # columns of one attention it
 MIN_ITEM_TOKENS: int = _C.abi.kMinItemTokens  # least tokens of an attention item
 ITEM_TOKEN_MULTIPLE: int = _C.abi.kItemTokenMultiple
 NUM_CONSUMER_WARPS: int = _C.abi.kNumConsumerWarps
-STAGE_K: int = _C.abi.kStageK  # K elements of one stage of the weight ring
-STAGE_BYTES: int = _C.abi.kStageBytes
+STAGE_BYTES: int = _C.abi.kStageBytes  # of one stage of the weight ring
+SCALE_BLOCK: int = _C.abi.kScaleBlock  # FP8: rows and columns of a block of weights that has one scale
+MAX_SCALED_PANEL_K: int = _C.abi.kMaxScaledPanelK  # FP8: largest panel
+WEIGHT_FORMATS: dict[str, int] = dict(_C.abi.kWeightFormats)  # by name, abi::WeightFormat
 MAX_STAGES: int = _C.abi.kMaxStages
 WARP_TOKENS: int = _C.abi.kWarpTokens  # tokens that one warp attends to at a time
 GENERATIONS: int = _C.abi.kGenerations  # copies of the hand-over buffers; layers take them in turn
@@ -28,6 +30,11 @@ PANEL_PAD_BYTES: int = _C.abi.kPanelPadBytes  # padding of one row of an activat
 
 # smem_layout(rows, max_panel_bytes, max_tiles_multi_panel, num_stages) -> SmemLayout with byte offsets and total_bytes
 smem_layout = _C.smem_layout
+
+
+def stage_k(element_bytes: int) -> int:
+    """K elements of one stage of the weight ring: 512 of bf16 (2 bytes), 1024 of FP8 (1 byte)."""
+    return _C.stage_k(element_bytes)
 
 
 def panel_bytes(rows: int, k_panel: int) -> int:

@@ -68,6 +68,8 @@ class DecodeStep:
         if len(grids) != 1 or len(sizes) != 1:
             raise ValueError(f"plans disagree: grids {sorted(grids)}, workspace bytes {sorted(sizes)}")
         require_weights(geometry, weights, device)
+        if {op.element_bytes for p in plans.values() for op in p.ops} != {weights.layers[0].qkv.element_size()}:
+            raise ValueError(f"the plans are not for {weights.format} weights")
 
         self.geometry, self.device, self.grid = geometry, device, grids.pop()
         self.emulation = emulation or EmulationOptions()
@@ -80,6 +82,8 @@ class DecodeStep:
         self._sync = torch.zeros(_C.abi.kSyncStateBytes, dtype=torch.uint8, device=device)
         layer_rows = [layer.pointers() for layer in weights.layers]
         self._layer_table = self._device_table(_C.pack_layer_weights(layer_rows))
+        is_fp8 = weights.format != "bf16"
+        self._scale_table = self._device_table(_C.pack_layer_scales([layer.scale_pointers() for layer in weights.layers])) if is_fp8 else None
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices()]
         self._map_table = self._device_table(_C.pack_weight_maps(matrices, is_cuda=device.type == "cuda"))
         self._kv_table = self._kv_owners = self._req_to_token = None
@@ -90,7 +94,7 @@ class DecodeStep:
     @property
     def extra_bytes(self) -> int:
         """Device bytes that this object holds beside SGLang's own tensors."""
-        tables = [self._layer_table, self._map_table, *self._tile_tables.values()]
+        tables = [self._layer_table, self._map_table, *self._tile_tables.values(), *([] if self._scale_table is None else [self._scale_table])]
         return sum(t.numel() * t.element_size() for t in [self.workspace, self._sync, *tables])
 
     def attach_kv(self, k_buffers: list[torch.Tensor], v_buffers: list[torch.Tensor], req_to_token: torch.Tensor) -> None:
@@ -208,9 +212,11 @@ class DecodeStep:
         for index, op in enumerate(plan.ops):
             params.set_op(index, op.k_extent, op.k_panel, op.num_tiles)
         params.rows, params.rows_per_request, params.rank = rows, plan.rows_per_request, rank
+        params.weights = abi.WEIGHT_FORMATS[self._weights.format]
         params.num_stages, params.max_panel_bytes, params.max_tiles_multi_panel = plan.num_stages, plan.max_panel_bytes, plan.max_tiles_multi_panel
         params.shared = abi.smem_layout(rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
         params.deadline_ns = int(deadline_s * 1e9)
+        params.scales = 0 if self._scale_table is None else self._scale_table.data_ptr()
         params.layers, params.maps = self._layer_table.data_ptr(), self._map_table.data_ptr()
         params.tiles = self._tile_tables[rows].data_ptr()
         params.embedding, params.final_norm = self._weights.embedding.data_ptr(), self._weights.final_norm.data_ptr()

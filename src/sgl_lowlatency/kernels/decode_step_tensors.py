@@ -6,16 +6,22 @@ import dataclasses
 
 import torch
 
+from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
+
+MATRICES = ("qkv", "out_proj", "gate_up", "down")  # of a layer, in the order of abi::OpIdx
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerTensors:
-    """One decoder layer in SGLang's own tensors, bf16, contiguous.
+    """One decoder layer in SGLang's own tensors, contiguous; bf16, but for matrices in FP8 and their scales.
 
     input_norm, post_norm [hidden]; qkv [(num_q_heads + 2 num_kv_heads) head_dim, hidden], rows q | k | v; qkv_bias [its rows]
     or None; q_norm, k_norm [head_dim] or None; out_proj [hidden, num_q_heads head_dim]; gate_up [2 intermediate, hidden], rows
     gate | up; down [hidden, intermediate].
+
+    A matrix [N, K] may be float8_e4m3fn; its scale is then float32, of blocks [N / 128, K / 128], or of rows [N].
+    All matrices of a model have one format.
     """
 
     input_norm: torch.Tensor
@@ -27,16 +33,40 @@ class LayerTensors:
     gate_up: torch.Tensor
     down: torch.Tensor
     qkv_bias: torch.Tensor | None = None
+    qkv_scale: torch.Tensor | None = None
+    out_proj_scale: torch.Tensor | None = None
+    gate_up_scale: torch.Tensor | None = None
+    down_scale: torch.Tensor | None = None
+
+    @property
+    def format(self) -> str:
+        """A name in abi.WEIGHT_FORMATS, as dtype and scale of the first matrix have it."""
+        if self.qkv.dtype != torch.float8_e4m3fn:
+            return "bf16"
+        return "fp8_channel" if self.qkv_scale is not None and self.qkv_scale.dim() == 1 else "fp8_block"
 
     def pointers(self) -> list[int]:
         """Addresses in the order of abi::LayerWeights, 0 for what the model does not have."""
         order = (self.input_norm, self.qkv_bias, self.q_norm, self.k_norm, self.post_norm)
         return [0 if tensor is None else tensor.data_ptr() for tensor in order] + [0]  # the last is reserved
 
-    def matrices(self) -> list[tuple[int, int, int, int]]:
+    def scale_pointers(self) -> list[int]:
+        """Addresses of an FP8 layer's scales, abi::LayerScales."""
+        return [getattr(self, f"{name}_scale").data_ptr() for name in MATRICES]
+
+    def matrices(self) -> list[tuple[int, int, int, int, int]]:
         """The fields of abi::WeightMatrix of each weight, in the order of abi::OpIdx; gate_up is two parts."""
         weights = ((self.qkv, 1), (self.out_proj, 1), (self.gate_up, 2), (self.down, 1))
-        return [(weight.data_ptr(), *weight.shape, num_parts) for weight, num_parts in weights]
+        return [(weight.data_ptr(), *weight.shape, num_parts, weight.element_size()) for weight, num_parts in weights]
+
+    def dequantized(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """The matrix as it is meant, [N, K] in `dtype`: its elements, times their scales if it is FP8."""
+        weight, scale = getattr(self, name).to(dtype), getattr(self, f"{name}_scale")
+        if scale is None:
+            return weight
+        if scale.dim() == 1:
+            return weight * scale.to(dtype)[:, None]
+        return weight * scale.to(dtype).repeat_interleave(abi.SCALE_BLOCK, 0).repeat_interleave(abi.SCALE_BLOCK, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +77,11 @@ class DecodeStepWeights:
     final_norm: torch.Tensor
     cos_sin: torch.Tensor
     layers: list[LayerTensors]
+
+    @property
+    def format(self) -> str:
+        """A name in abi.WEIGHT_FORMATS."""
+        return self.layers[0].format
 
 
 _OPTIONAL = ("qkv_bias", "q_norm", "k_norm")  # of a layer: not every family has them
@@ -63,14 +98,17 @@ def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtyp
         problems.append(f"device {tensor.device} is not {device}")
     if not tensor.is_contiguous():
         problems.append(f"strides {tuple(tensor.stride())} are not contiguous")
-    if dtype in (torch.bfloat16, torch.float32) and tensor.data_ptr() % 16:
+    if dtype in (torch.bfloat16, torch.float32, torch.float8_e4m3fn) and tensor.data_ptr() % 16:
         problems.append(f"address {tensor.data_ptr():#x} is not 16-byte aligned")
     if problems:
         raise ValueError(f"{name}: " + "; ".join(problems))
 
 
 def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torch.device) -> None:
-    """Raises ValueError naming the first tensor that does not have the geometry's shape, bf16 (cos_sin fp32) and device."""
+    """Raises ValueError naming the first tensor that does not have the geometry's shape, dtype and device.
+
+    The dtype is bf16; of cos_sin and scales fp32; of matrices bf16 or float8_e4m3fn, all as the first layer's qkv.
+    """
     g, bf16 = geometry, torch.bfloat16
     q_size, kv_size = g.num_q_heads * g.head_dim, g.num_kv_heads * g.head_dim
     require_tensor("embedding", weights.embedding, (g.vocab, g.hidden), bf16, device)
@@ -89,8 +127,23 @@ def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torc
         "gate_up": (2 * g.intermediate, g.hidden),
         "down": (g.hidden, g.intermediate),
     }
+    weight_format = weights.format
     for index, layer in enumerate(weights.layers):
         for name, shape in shapes.items():
             tensor = getattr(layer, name)
+            is_fp8 = name in MATRICES and weight_format != "bf16"
             if tensor is not None or name not in _OPTIONAL:
-                require_tensor(f"layers[{index}].{name}", tensor, shape, bf16, device)
+                require_tensor(f"layers[{index}].{name}", tensor, shape, torch.float8_e4m3fn if is_fp8 else bf16, device)
+            if name in MATRICES:
+                _require_scale(f"layers[{index}].{name}_scale", getattr(layer, f"{name}_scale"), shape, weight_format, device)
+
+
+def _require_scale(name: str, scale: torch.Tensor | None, matrix: tuple[int, ...], weight_format: str, device: torch.device) -> None:
+    if weight_format == "bf16":
+        if scale is not None:
+            raise ValueError(f"{name}: a bf16 matrix has none")
+        return
+    if scale is None:
+        raise ValueError(f"{name}: missing, the matrix is float8_e4m3fn")
+    blocks = tuple(size // abi.SCALE_BLOCK for size in matrix)  # no remainder: Geometry.reasons
+    require_tensor(name, scale, blocks if weight_format == "fp8_block" else matrix[:1], torch.float32, device)

@@ -7,7 +7,7 @@ from typing import Any
 
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 16  # query heads of one KV head; four attention items of kMaxHeadsPerItem
-CHANNEL_MULTIPLE = 64  # of every matrix dimension: each consumer warp reads K in runs of 64
+CHANNEL_MULTIPLE = {2: 64, 1: 128}  # of every K, by bytes of a weight: each consumer warp reads K in runs of 128 bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +61,20 @@ class Geometry:
         head_dim = getattr(config, "head_dim", None) or values["hidden"] // values["num_q_heads"]
         return cls(**values, head_dim=head_dim, tied_head=bool(getattr(config, "tie_word_embeddings", False)))
 
-    def reasons(self) -> list[str]:
-        """Why the kernel cannot run this geometry, one line a field, in the HF config's names; empty when it can."""
+    def reasons(self, element_bytes: int = 2) -> list[str]:
+        """Why the kernel cannot run this geometry, one line a field, in the HF config's names; empty when it can.
+
+        element_bytes: of a weight, 2 (bf16) or 1 (FP8).
+        """
+        multiple = CHANNEL_MULTIPLE[element_bytes]
         reasons = []
         if self.head_dim not in HEAD_DIMS:
             reasons.append(f"config.head_dim {self.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}")
         for name, value in (("hidden_size", self.hidden), ("intermediate_size", self.intermediate)):
-            if value % CHANNEL_MULTIPLE:
-                reasons.append(f"config.{name} {value} is not a multiple of {CHANNEL_MULTIPLE}")
+            if value % multiple:
+                reasons.append(f"config.{name} {value} is not a multiple of {multiple}")
+        if self.head_dim in HEAD_DIMS and self.num_q_heads * self.head_dim % multiple:
+            reasons.append(f"config.num_attention_heads {self.num_q_heads} of {self.head_dim} channels are not a multiple of {multiple}")
         if self.num_q_heads % self.num_kv_heads:
             reasons.append(
                 f"config.num_attention_heads {self.num_q_heads} is not a multiple of "

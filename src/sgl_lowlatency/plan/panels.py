@@ -21,25 +21,27 @@ class SharedMemory:
     total_bytes: int
 
 
-def k_panel_for(rows: int, k_extent: int, budget_bytes: int) -> int:
-    """All of K if [rows, K] fits the budget, else K cut into the fewest panels that fit, as equal as stages allow.
+def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int = 2) -> int:
+    """All of K if [rows, K] fits the budget (FP8: and a warp can keep its scales), else K cut into the fewest panels that fit, as equal as stages allow.
 
     Returns 0 when not even one stage's K fits.
     """
-    if abi.panel_bytes(rows, k_extent) <= budget_bytes:
+    stage_k = abi.stage_k(element_bytes)
+    most = abi.MAX_SCALED_PANEL_K if element_bytes == 1 else k_extent
+    if abi.panel_bytes(rows, k_extent) <= budget_bytes and k_extent <= most:
         return k_extent
-    largest = (budget_bytes // rows - abi.PANEL_PAD_BYTES) // 2 // abi.STAGE_K * abi.STAGE_K
+    largest = min((budget_bytes // rows - abi.PANEL_PAD_BYTES) // 2, most) // stage_k * stage_k
     if largest <= 0:
         return 0
     num_panels = -(-k_extent // largest)
-    return -(-k_extent // (num_panels * abi.STAGE_K)) * abi.STAGE_K
+    return -(-k_extent // (num_panels * stage_k)) * stage_k
 
 
 def lay_out(
-    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int
+    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int
 ) -> SharedMemory | None:
     """Panels within the budget, accumulators for ops of several panels, ring stages from the rest. None: does not fit."""
-    k_panel = {name: k_panel_for(rows, k, budget_bytes) for name, k in k_extents.items()}
+    k_panel = {name: k_panel_for(rows, k, budget_bytes, element_bytes) for name, k in k_extents.items()}
     if 0 in k_panel.values():
         return None
     panel = max(abi.attention_panel_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in k_panel.values()))
@@ -53,13 +55,14 @@ def lay_out(
 
 
 def choose(
-    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int
+    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int = 2
 ) -> SharedMemory | None:
     """The layout of the given budget; when it does not fit (too many accumulators), the best of the other budgets."""
-    preferred = lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget_bytes)
+    preferred = lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget_bytes, element_bytes)
     if preferred is not None:
         return preferred
-    panels = range(abi.panel_bytes(rows, abi.STAGE_K), limit_bytes, rows * abi.STAGE_K * 2)
+    stage_k = abi.stage_k(element_bytes)
+    panels = range(abi.panel_bytes(rows, stage_k), limit_bytes, rows * stage_k * 2)
     whole = (abi.panel_bytes(rows, k) for k in k_extents.values())
-    layouts = (lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget) for budget in (*panels, *whole))
+    layouts = (lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget, element_bytes) for budget in (*panels, *whole))
     return max((one for one in layouts if one is not None), key=lambda one: one.num_stages, default=None)

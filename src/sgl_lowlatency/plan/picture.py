@@ -119,5 +119,5 @@ def draw_shared_memory(canvas: Canvas, plan: StaticPlan, top: int) -> None:
     canvas.text(
         LEFT, y + height + 18,
         f"grey: barriers, row state, cross-warp sums; yellow: activations; blue: {plan.num_stages} ring stages of "
-        f"{abi.TILE_ROWS} rows x {abi.STAGE_K} K ({abi.STAGE_BYTES} bytes)", 11, GREY,
+        f"{abi.TILE_ROWS} rows x {abi.stage_k(plan.ops[0].element_bytes)} K ({abi.STAGE_BYTES} bytes)", 11, GREY,
     )

@@ -81,14 +81,15 @@ def make_plan(
     shared_memory_bytes: int = 232448,
     panel_budget_bytes: int = panels.DEFAULT_PANEL_BUDGET_BYTES,
     rows_per_request: int = 1,
+    element_bytes: int = 2,
 ) -> StaticPlan:
     """Plans a step of `rows` rows on `grid` blocks (one an SM) with that much shared memory a block.
 
     `panel_budget_bytes`: activations kept in shared memory at a time; what is left becomes ring stages. `rows_per_request`: new
-    tokens of each request, one a row; rows is a multiple of it.
+    tokens of each request, one a row; rows is a multiple of it. `element_bytes`: of a weight, 2 (bf16) or 1 (FP8).
     Raises PlanError when a shape is unsupported or nothing fits.
     """
-    require_shapes(geometry, rows, grid, shared_memory_bytes, rows_per_request)
+    require_shapes(geometry, rows, grid, shared_memory_bytes, rows_per_request, element_bytes)
     shapes = tiles.op_shapes(geometry)
     ranges = tiles.distribute(shapes, grid)
     memory = panels.choose(
@@ -98,6 +99,7 @@ def make_plan(
         geometry.head_dim,
         shared_memory_bytes,
         panel_budget_bytes,
+        element_bytes,
     )
     if memory is None:
         busiest = max(ranges, key=lambda name: max(count for _, count in ranges[name]))
@@ -106,7 +108,7 @@ def make_plan(
             f"{panels.MIN_STAGES} ring stages (op {busiest} gives one block {max(c for _, c in ranges[busiest])} tiles)"
         )
     ops = tuple(
-        Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, ranges[name]) for name, (out_rows, k) in shapes.items()
+        Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, ranges[name], element_bytes) for name, (out_rows, k) in shapes.items()
     )
     placed = buffers.handover_buffers(geometry, rows, grid, rows_per_request)
     return StaticPlan(
@@ -128,9 +130,11 @@ def make_plan(
     )
 
 
-def require_shapes(geometry: Geometry, rows: int, grid: int, shared_memory_bytes: int, rows_per_request: int) -> None:
+def require_shapes(
+    geometry: Geometry, rows: int, grid: int, shared_memory_bytes: int, rows_per_request: int = 1, element_bytes: int = 2
+) -> None:
     """Raises PlanError with every argument that tiles, panels and attention items cannot express."""
-    reasons = geometry.reasons()
+    reasons = geometry.reasons(element_bytes)
     if geometry.num_layers < 1:
         reasons.append(f"num_layers {geometry.num_layers} is not positive")
     if not 1 <= rows <= abi.MAX_ROWS:

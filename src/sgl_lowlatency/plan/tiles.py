@@ -19,6 +19,7 @@ class Op:
     k_panel: int  # K elements of activations in shared memory at a time
     num_tiles: int  # tiles of 16 output rows; gate_up: 8 gate rows and their 8 up rows
     tiles: tuple[tuple[int, int], ...]
+    element_bytes: int = 2  # of a weight: 2 bf16, 1 FP8
 
     @property
     def owners(self) -> list[int]:
@@ -35,7 +36,7 @@ class Op:
 
     @property
     def tile_weight_bytes(self) -> int:
-        return abi.TILE_ROWS * self.k_extent * 2
+        return abi.TILE_ROWS * self.k_extent * self.element_bytes
 
 
 def op_shapes(geometry: Geometry) -> dict[str, tuple[int, int]]:

@@ -50,8 +50,11 @@ def check_tiles(plan: StaticPlan) -> list[str]:
             errors.append(f"op {op.name}: k_extent {op.k_extent} is not the matrix's K {k_extent}")
         if op.num_tiles * abi.TILE_ROWS != out_rows:
             errors.append(f"op {op.name}: {op.num_tiles} tiles do not cover {out_rows} output rows")
-        if op.k_panel != op.k_extent and (op.k_panel <= 0 or op.k_panel % abi.STAGE_K):
-            errors.append(f"op {op.name}: k_panel {op.k_panel} is neither all of K nor a multiple of {abi.STAGE_K}")
+        stage_k = abi.stage_k(op.element_bytes)
+        if op.k_panel != op.k_extent and (op.k_panel <= 0 or op.k_panel % stage_k):
+            errors.append(f"op {op.name}: k_panel {op.k_panel} is neither all of K nor a multiple of {stage_k}")
+        if op.element_bytes == 1 and op.k_panel > abi.MAX_SCALED_PANEL_K:
+            errors.append(f"op {op.name}: k_panel {op.k_panel} is above {abi.MAX_SCALED_PANEL_K}, the most that has its FP8 scales in registers")
         if len(op.tiles) != plan.grid:
             errors.append(f"op {op.name}: tile ranges for {len(op.tiles)} blocks on a grid of {plan.grid}")
         produced = [0] * op.num_tiles

@@ -54,7 +54,7 @@ def decode_step(
     x = weights.embedding[inputs.input_ids].to(dtype)
     k_rows, v_rows = [], []
     for idx, layer in enumerate(weights.layers):
-        y = rms_norm(x, layer.input_norm, g.rms_eps) @ layer.qkv.to(dtype).T
+        y = rms_norm(x, layer.input_norm, g.rms_eps) @ layer.dequantized("qkv", dtype).T
         if layer.qkv_bias is not None:
             y = y + layer.qkv_bias.to(dtype)
         q, k, v = y.view(inputs.rows, -1, g.head_dim).split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
@@ -63,9 +63,9 @@ def decode_step(
         k_rows.append(k)
         v_rows.append(v)
         attention = inputs.attend(idx, q, k, v, lambda q, k, v: attend(q, k, v, g.head_dim**-0.5))
-        x = x + attention.flatten(1) @ layer.out_proj.to(dtype).T
-        gate, up = (rms_norm(x, layer.post_norm, g.rms_eps) @ layer.gate_up.to(dtype).T).chunk(2, dim=-1)
-        x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.to(dtype).T
+        x = x + attention.flatten(1) @ layer.dequantized("out_proj", dtype).T
+        gate, up = (rms_norm(x, layer.post_norm, g.rms_eps) @ layer.dequantized("gate_up", dtype).T).chunk(2, dim=-1)
+        x = x + (torch.nn.functional.silu(gate) * up) @ layer.dequantized("down", dtype).T
     hidden = rms_norm(x, weights.final_norm, g.rms_eps)
     logits = None if lm_head is None else hidden @ lm_head.to(dtype).T
     return StepOutputs(hidden, torch.stack(k_rows), torch.stack(v_rows), logits)

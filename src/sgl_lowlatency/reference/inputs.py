@@ -7,6 +7,7 @@ import torch
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.reference.quantized import quantize_layer
 from sgl_lowlatency.reference.step import StepInputs
 
 ROPE_THETA = 1_000_000.0
@@ -22,11 +23,17 @@ def cos_sin_table(max_position: int, head_dim: int, device: torch.device | str =
 
 
 def random_weights(
-    geometry: Geometry, seed: int, device: torch.device | str = "cpu", has_qk_norm: bool = True, has_qkv_bias: bool = False
+    geometry: Geometry,
+    seed: int,
+    device: torch.device | str = "cpu",
+    has_qk_norm: bool = True,
+    has_qkv_bias: bool = False,
+    weight_format: str = "bf16",
 ) -> DecodeStepWeights:
-    """bf16 weights whose products keep activations of order one: std 1/sqrt(K), norm weights spread around their mean.
+    """Weights whose products keep activations of order one: std 1/sqrt(K), norm weights spread around their mean.
 
     has_qk_norm: as Qwen3 has it; without (Llama, Qwen2) the q and k projections give what the norms would. has_qkv_bias: Qwen2.
+    weight_format: of the matrices, in abi.WEIGHT_FORMATS; everything else is bf16.
     """
     g = geometry
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -52,6 +59,8 @@ def random_weights(
         )
         for _ in range(g.num_layers)
     ]
+    if weight_format != "bf16":
+        layers = [quantize_layer(layer, weight_format, generator) for layer in layers]
     return DecodeStepWeights(
         embedding=normal(g.vocab, g.hidden, std=1.0),
         final_norm=normal(g.hidden, mean=1.0, std=0.2),

@@ -121,14 +121,15 @@ class PlanInterpreter:
         return StepOutputs(hidden, k_rows, v_rows)
 
     def tiles(self, name: str, weight: torch.Tensor, panel: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """(tile, float32 [rows, 16]) of every tile, in the blocks' order, summed panel after panel. panel: bf16 [rows, K]."""
+        """(tile, float32 [rows, 16]) of every tile, in the blocks' order, summed panel after panel. weight: float32 [N, K]; panel: bf16
+        [rows, K]."""
         op = self.plan.op(name)
         for begin, count in op.tiles:
             sums: dict[int, torch.Tensor] = {}
             for k0 in range(0, op.k_extent, op.k_panel):
                 part = panel[:, k0 : k0 + op.k_panel].float()
                 for tile in range(begin, begin + count):
-                    product = part @ weight[self.tile_rows(name, tile), k0 : k0 + op.k_panel].float().T
+                    product = part @ weight[self.tile_rows(name, tile), k0 : k0 + op.k_panel].T
                     sums[tile] = sums[tile] + product if tile in sums else product
             yield from sums.items()
 
@@ -158,7 +159,7 @@ class PlanInterpreter:
 
     def qkv(self, layer: int) -> None:
         out, inverse_rms, bias = self.buffer("qkv", layer), self.inverse_rms("end", layer - 1), self.weights.layers[layer].qkv_bias
-        for tile, sums in self.tiles("qkv", self.weights.layers[layer].qkv, self.buffer("end_scaled", layer - 1)):
+        for tile, sums in self.tiles("qkv", self.weights.layers[layer].dequantized("qkv", torch.float32), self.buffer("end_scaled", layer - 1)):
             columns = slice(tile * abi.TILE_ROWS, (tile + 1) * abi.TILE_ROWS)
             out[:, columns] = sums * inverse_rms + (0.0 if bias is None else bias[columns].float())
 
@@ -235,16 +236,16 @@ class PlanInterpreter:
     def out_proj(self, layer: int) -> None:
         tensors = self.weights.layers[layer]
         before = self.buffer("end_x", layer - 1)
-        self.add_to_stream(layer, "out_proj", tensors.out_proj, self.buffer("attention_out", layer), before, tensors.post_norm)
+        self.add_to_stream(layer, "out_proj", tensors.dequantized("out_proj", torch.float32), self.buffer("attention_out", layer), before, tensors.post_norm)
 
     def gate_up(self, layer: int) -> None:
         out, inverse_rms = self.buffer("activation", layer), self.inverse_rms("mid", layer)
-        for tile, sums in self.tiles("gate_up", self.weights.layers[layer].gate_up, self.buffer("mid_scaled", layer)):
+        for tile, sums in self.tiles("gate_up", self.weights.layers[layer].dequantized("gate_up", torch.float32), self.buffer("mid_scaled", layer)):
             gate, up = (sums * inverse_rms).chunk(2, dim=-1)
             out[:, tile * _HALF_TILE : (tile + 1) * _HALF_TILE] = (torch.nn.functional.silu(gate) * up).bfloat16()
 
     def down(self, layer: int) -> None:
         is_last = layer + 1 == self.geometry.num_layers
         norm_weight = self.weights.final_norm if is_last else self.weights.layers[layer + 1].input_norm
-        weight = self.weights.layers[layer].down
+        weight = self.weights.layers[layer].dequantized("down", torch.float32)
         self.add_to_stream(layer, "down", weight, self.buffer("activation", layer), self.buffer("mid_x", layer), norm_weight)

@@ -3,15 +3,16 @@
 The arm that says how much error is normal where SGLang itself does not run. bf16: every GEMM output, the norm's output, q
 and k after their norm and after rope, the attention weights on their way into the product with V (FlashAttention 3), the
 attention output, silu(gate) * up, the carried residual. float32: accumulation, the residual sum on its way into the norm,
-the insides of norm, rope, softmax and SwiGLU.
+the insides of norm, rope, softmax and SwiGLU. With FP8 weights SGLang also rounds the input of every matrix product to FP8.
 """
 
 from __future__ import annotations
 
 import torch
 
-from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.reference import quantized
 from sgl_lowlatency.reference.dense_decode import head_norm, rms_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
@@ -34,25 +35,38 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> t
 
 
 def decode_step(
-    geometry: Geometry, weights: DecodeStepWeights, inputs: StepInputs, lm_head: torch.Tensor | None = None
+    geometry: Geometry,
+    weights: DecodeStepWeights,
+    inputs: StepInputs,
+    lm_head: torch.Tensor | None = None,
+    rounds_activations: bool = True,
 ) -> StepOutputs:
-    """Runs the step; the KV pool is read, never written. All results bf16, logits float32 of a bf16 GEMM."""
+    """Runs the step; the KV pool is read, never written. All results bf16, logits float32 of a bf16 GEMM.
+
+    rounds_activations: of FP8 weights, as SGLang does; without, what bf16 rounding alone costs on the same weights.
+    """
     g = geometry
+
+    def linear(x: torch.Tensor, layer: LayerTensors, name: str, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if layer.format == "bf16":
+            return torch.nn.functional.linear(x, getattr(layer, name), bias)
+        return quantized.linear(x, layer, name, bias, rounds_activations)
+
     cos_sin = weights.cos_sin[inputs.positions]
     x, residual = weights.embedding[inputs.input_ids], None
     k_rows, v_rows = [], []
     for idx, layer in enumerate(weights.layers):
         normed, residual = add_rms_norm(x, residual, layer.input_norm, g.rms_eps)
-        y = torch.nn.functional.linear(normed, layer.qkv, layer.qkv_bias).view(inputs.rows, -1, g.head_dim)
+        y = linear(normed, layer, "qkv", layer.qkv_bias).view(inputs.rows, -1, g.head_dim)
         q, k, v = y.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
         q = rope(head_norm(q.float(), layer.q_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
         k = rope(head_norm(k.float(), layer.k_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
         k_rows.append(k)
         v_rows.append(v)
         attention = inputs.attend(idx, q, k, v, lambda q, k, v: attend(q, k, v, g.head_dim**-0.5))
-        normed, residual = add_rms_norm(attention.flatten(1) @ layer.out_proj.T, residual, layer.post_norm, g.rms_eps)
-        gate, up = (normed @ layer.gate_up.T).float().chunk(2, dim=-1)
-        x = (torch.nn.functional.silu(gate) * up).bfloat16() @ layer.down.T
+        normed, residual = add_rms_norm(linear(attention.flatten(1), layer, "out_proj"), residual, layer.post_norm, g.rms_eps)
+        gate, up = linear(normed, layer, "gate_up").float().chunk(2, dim=-1)
+        x = linear((torch.nn.functional.silu(gate) * up).bfloat16(), layer, "down")
     hidden, _ = add_rms_norm(x, residual, weights.final_norm, g.rms_eps)
     logits = None if lm_head is None else (hidden @ lm_head.T).float()
     return StepOutputs(hidden, torch.stack(k_rows), torch.stack(v_rows), logits)

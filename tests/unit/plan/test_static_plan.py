@@ -134,16 +134,37 @@ def test_several_panels_are_as_few_and_as_equal_as_stages_allow(rows, k_extent):
     if k_panel == k_extent:
         assert abi.panel_bytes(rows, k_extent) <= budget
         return
-    assert k_panel % abi.STAGE_K == 0 and abi.panel_bytes(rows, k_panel) <= budget
-    fewest = next(n for n in range(1, 100) if abi.panel_bytes(rows, -(-k_extent // (n * abi.STAGE_K)) * abi.STAGE_K) <= budget)
+    assert k_panel % abi.stage_k(2) == 0 and abi.panel_bytes(rows, k_panel) <= budget
+    fewest = next(n for n in range(1, 100) if abi.panel_bytes(rows, -(-k_extent // (n * abi.stage_k(2))) * abi.stage_k(2)) <= budget)
     assert -(-k_extent // k_panel) <= fewest
-    assert k_panel == abi.STAGE_K or -(-k_extent // (k_panel - abi.STAGE_K)) > fewest, "a smaller panel would do"
+    assert k_panel == abi.stage_k(2) or -(-k_extent // (k_panel - abi.stage_k(2))) > fewest, "a smaller panel would do"
 
 
 def test_a_stage_of_k_is_the_least_panel():
-    least = abi.panel_bytes(16, abi.STAGE_K)
-    assert k_panel_for(16, 4096, least) == abi.STAGE_K
+    least = abi.panel_bytes(16, abi.stage_k(2))
+    assert k_panel_for(16, 4096, least) == abi.stage_k(2)
     assert k_panel_for(16, 4096, least - 1) == 0
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_fp8_weights_halve_a_blocks_bytes_and_double_a_stages_k(name):
+    for rows in ROWS:
+        bf16, fp8 = (make_plan(GEOMETRIES[name], rows, 132, element_bytes=element_bytes) for element_bytes in (2, 1))
+        assert validate(fp8, num_sms=132) == [] and fp8.num_stages >= 7
+        assert [2 * one for one in fp8.block_weight_bytes()] == bf16.block_weight_bytes()
+        assert all(op.k_panel == op.k_extent or op.k_panel % 1024 == 0 for op in fp8.ops)
+        assert fp8.hash != bf16.hash
+
+
+def test_a_panel_has_no_more_fp8_stages_than_a_warp_keeps_scales():
+    budget = abi.panel_bytes(1, 65536)
+    assert k_panel_for(1, 32768, budget, 1) == 32768 == abi.MAX_SCALED_PANEL_K
+    assert k_panel_for(1, 33792, budget, 1) == 17408  # two panels, in stages of 1024
+    assert k_panel_for(1, 33792, budget, 2) == 33792
+    plan = make_plan(GEOMETRIES["qwen3-8b"], 1, 132, element_bytes=1)
+    wide = [dataclasses.replace(op, k_panel=33792, k_extent=33792) for op in plan.ops]
+    errors = validate(dataclasses.replace(plan, ops=tuple(wide)))
+    assert any("k_panel 33792 is above 32768" in error for error in errors)
 
 
 def test_ring_takes_what_the_panel_leaves():

@@ -17,7 +17,7 @@ GEOMETRY = Geometry(2, 640, 12, 2, 64, 1152, 512, 8192, 1e-6, False)
 LENGTHS = [1, 65, 1000, 64, 300]
 WEIGHTS = random_weights(GEOMETRY, 3)
 INPUTS = random_step(GEOMETRY, LENGTHS, 3)
-PLAN = make_plan(GEOMETRY, len(LENGTHS), 7, panel_budget_bytes=abi.panel_bytes(len(LENGTHS), abi.STAGE_K))
+PLAN = make_plan(GEOMETRY, len(LENGTHS), 7, panel_budget_bytes=abi.panel_bytes(len(LENGTHS), abi.stage_k(2)))
 
 
 def run(plan, **options):
@@ -27,7 +27,7 @@ def run(plan, **options):
 
 def test_a_step_passes_the_gate():
     _, ours = run(PLAN)
-    assert min(op.num_panels for op in PLAN.ops if op.k_extent > abi.STAGE_K) > 1
+    assert min(op.num_panels for op in PLAN.ops if op.k_extent > abi.stage_k(2)) > 1
     report = compare(ours, standard_path.decode_step(GEOMETRY, WEIGHTS, INPUTS), dense_decode.decode_step(GEOMETRY, WEIGHTS, INPUTS))
     assert report.passed, str(report)
 

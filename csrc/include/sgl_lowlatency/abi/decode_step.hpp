@@ -12,6 +12,14 @@
 
 namespace sgl_lowlatency::abi {
 
+// How weight matrices lie in memory. A matrix [N, K] is its elements times, for FP8, their scales, fp32.
+enum WeightFormat : int32_t {
+  kWeightsBf16 = 0,
+  kWeightsFp8Block = 1,    // e4m3fn, a scale a block of 128 x 128: [N / 128, K / 128]
+  kWeightsFp8Channel = 2,  // e4m3fn, a scale a row: [N]
+  kNumWeightFormats = 3
+};
+
 // bf16 as it lies in memory. Arithmetic happens in float (dialect::to_float, dialect::to_bf16).
 struct bf16 {
   uint16_t bits;
@@ -27,8 +35,7 @@ constexpr int32_t kItemTokenMultiple = kWarpTokens;     // an item begins at a m
 constexpr int32_t kNumConsumerWarps = 8;
 constexpr int32_t kNumProducerWarps = 1;
 constexpr int32_t kNumThreads = (kNumConsumerWarps + kNumProducerWarps) * 32;  // consumers first
-constexpr int32_t kStageK = 512;                        // K elements of one ring stage
-constexpr int32_t kStageBytes = kTileRows * kStageK * 2;
+constexpr int32_t kStageBytes = 16384;                  // of one ring stage: kTileRows rows by stage_k columns
 constexpr int32_t kMaxStages = 16;
 constexpr int32_t kMaxStagesInFlight = 4;               // stages of a block requested and not yet landed
 constexpr int32_t kMaxStagesInFlightAhead = 2;          // the same for a ring's worth of stages at the begin of an operation (produce_weights)
@@ -40,6 +47,13 @@ constexpr int32_t kMergePadFloats = 4;                  // padding of one head i
 constexpr uint32_t kUnwritten = 0xffffffffu;            // a hand-over word nobody has written: a NaN that no arithmetic gives (publish turns a copied one into another)
 constexpr int32_t kGenerations = 8;                     // copies of the hand-over buffers; consecutive layers take them in turn
 constexpr int32_t kClearAhead = 4;                      // layer l clears the generation of layer l + kClearAhead
+
+constexpr int32_t kScaleBlock = 128;                    // rows and columns of a block that has one scale; the K of a warp's chunk in FP8
+constexpr int32_t kMaxScaledPanelK = 32 * kStageBytes / kTileRows;  // largest panel of FP8: a warp keeps a scale a lane, one for every stage
+
+SGL_ABI_FUNCTION int32_t element_bytes(WeightFormat format) { return format == kWeightsBf16 ? 2 : 1; }
+// K elements of one ring stage: 512 of bf16, 1024 of FP8.
+SGL_ABI_FUNCTION int32_t stage_k(int32_t element_bytes) { return kStageBytes / kTileRows / element_bytes; }
 
 // The four weight matrices of a layer, in execution order.
 enum OpIdx : int32_t { kOpQkv = 0, kOpOutProj = 1, kOpGateUp = 2, kOpDown = 3, kNumOps = 4 };
@@ -55,7 +69,7 @@ enum EdgeIdx : int32_t {
   kNumEdges = 6
 };
 
-// The four weight matrices of a layer in SGLang's own tensors, bf16, row-major, contiguous, are read through WeightMaps
+// The four weight matrices of a layer in SGLang's own tensors, of one WeightFormat, row-major, contiguous, are read through WeightMaps
 // (abi/weight_map.hpp) in the order of OpIdx:
 //   qkv [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden], rows q | k | v;  out_proj [hidden, num_q_heads * head_dim];
 //   gate_up [2 * intermediate, hidden], rows gate | up, two parts;  down [hidden, intermediate]
@@ -71,6 +85,12 @@ struct LayerWeights {
   const bf16* reserved;    // null
 };
 static_assert(sizeof(LayerWeights) % 16 == 0, "entries are copied in units of 16 bytes");
+
+// The scales of a layer's FP8 matrices, as WeightFormat says, in the order of OpIdx.
+struct LayerScales {
+  const float* of[kNumOps];
+};
+static_assert(sizeof(LayerScales) % 16 == 0, "entries are copied in units of 16 bytes");
 
 // One layer's KV pool: [slots, num_kv_heads, head_dim] bf16, slot stride in Geometry::kv_slot_stride.
 struct KvLayer {
@@ -97,7 +117,7 @@ struct Geometry {
 
 struct OpPlan {
   int32_t k_extent;   // K of the matrix
-  int32_t k_panel;    // K elements of activations in shared memory at a time, a multiple of kStageK or all of K
+  int32_t k_panel;    // K elements of activations in shared memory at a time, a multiple of stage_k or all of K
   int32_t num_tiles;  // tiles of kTileRows output rows; gate_up: 8 gate rows and their 8 up rows
 };
 
@@ -271,10 +291,12 @@ struct DecodeStepParams {
   int32_t max_tiles_multi_panel;  // accumulators kept across panels, see smem_layout
   SmemLayout shared;              // smem_layout of the four numbers above: offsets that cost the kernel no registers
   int32_t rank;                   // for the fault record
+  WeightFormat weights;           // of every matrix
   uint64_t deadline_ns;           // of a wait for an edge; a wait for the ring lasts twice as long
 
   const LayerWeights* layers;  // [num_layers], device memory
   const WeightMap* maps;       // [num_layers][kNumOps], device memory
+  const LayerScales* scales;   // [num_layers], device memory; null for bf16 weights
   const KvLayer* kv;           // [num_layers], device memory
   const TileRange* tiles;      // [grid][kNumOps], device memory
   const bf16* embedding;       // [vocab, hidden]

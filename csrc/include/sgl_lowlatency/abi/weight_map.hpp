@@ -1,4 +1,4 @@
-// How the weight ring reads a matrix: one asynchronous copy brings a stage, kTileRows rows by kStageK columns.
+// How the weight ring reads a matrix: one asynchronous copy brings a stage, kTileRows rows by stage_k columns.
 #pragma once
 #include <cstdint>
 
@@ -6,17 +6,21 @@
 
 namespace sgl_lowlatency::abi {
 
-constexpr int32_t kChunkK = 64;  // columns of one chunk of a stage: 128 bytes, the span of the swizzle
-constexpr int32_t kStageChunks = kStageK / kChunkK;
+constexpr int32_t kChunkBytes = 128;  // of a row of one chunk of a stage: the span of the swizzle
+constexpr int32_t kStageChunks = kStageBytes / kTileRows / kChunkBytes;
 constexpr int32_t kStageAlignment = 1024;  // bytes; the swizzle repeats after eight rows of a chunk
 
-// A row-major matrix [num_rows, k_extent] bf16 in num_parts equal parts of rows. A tile is kTileRows / num_parts consecutive rows of
+// Columns of one chunk: 64 of bf16, 128 of FP8.
+SGL_ABI_FUNCTION int32_t chunk_k(int32_t element_bytes) { return kChunkBytes / element_bytes; }
+
+// A row-major matrix [num_rows, k_extent] of elements of 2 bytes (bf16) or 1 (FP8) in num_parts equal parts of rows. A tile is kTileRows / num_parts consecutive rows of
 // each part at the same place: 16 rows of one, or 8 rows of gate and the 8 rows of up that belong to the same neurons.
 struct WeightMatrix {
-  const bf16* weight;  // aligned to 16 bytes
+  const void* weight;  // aligned to 16 bytes
   int32_t num_rows;
-  int32_t k_extent;  // a multiple of kChunkK
+  int32_t k_extent;  // a multiple of chunk_k
   int32_t num_parts;
+  int32_t element_bytes;
 };
 
 // A WeightMatrix as the copy engine wants it: a CUtensorMap on CUDA, the WeightMatrix itself on the host. Made on the host by
@@ -26,7 +30,7 @@ struct alignas(64) WeightMap {
 };
 static_assert(sizeof(WeightMap) == 128 && sizeof(WeightMatrix) <= sizeof(WeightMap), "the size of a CUtensorMap");
 
-// Bytes from the begin of a stage to the 16 bytes that hold columns 8 j .. 8 j + 7 of row `row` of its chunk `chunk`: chunks one after
+// Bytes from the begin of a stage to the 16 bytes number j of row `row` of its chunk `chunk`: chunks one after
 // the other, 128 bytes a row, whose eight 16-byte columns are permuted so that eight rows of one column meet no bank twice.
 SGL_ABI_FUNCTION int32_t stage_offset(int32_t chunk, int32_t row, int32_t j) { return (chunk * kTileRows + row) * 128 + (j ^ row % 8) * 16; }
 

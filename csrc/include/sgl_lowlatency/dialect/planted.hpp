@@ -18,6 +18,8 @@ enum class Planted : int32_t {
   kSeesSibling = 10,     // a row also attends to the new token behind its own, another row's of its request
   kSiblingInPool = 11,   // the new tokens of other rows are read from the pool, where this launch may not have written them yet
   kSiblingPosition = 12, // the keys of a request's new tokens are all rotated by the position of its first row
+  kWrongScaleBlock = 13, // FP8: a block of weights gets the scale of the next block of K
+  kGateScaleForUp = 14,  // FP8: the up rows of a gate_up tile get the scale of the gate rows
 };
 
 }  // namespace sgl_lowlatency::dialect

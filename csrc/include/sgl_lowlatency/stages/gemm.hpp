@@ -1,63 +1,9 @@
 // out[n, m] = sum_k weight[m, k] * panel[n, k] for the block's tiles of one matrix: m16n8k16 MMAs, K split over the eight
 // consumer warps, partial tiles added across warps in warp order (bitwise repeatable).
 #pragma once
-#include "sgl_lowlatency/stages/panel.hpp"
+#include "sgl_lowlatency/stages/warp_tile.hpp"
 
 namespace sgl_lowlatency::stages {
-
-// One stage's share of a tile: warp w takes K elements 64 w .. 64 w + 63 of the stage. Entry: all lanes of a consumer warp, the
-// stage is full. pitch: bytes of a panel row; k_local: the stage's first column in the panel; width: K elements of the stage, a
-// multiple of 64; c: two sums an N tile, even and odd k16 steps, so that consecutive MMAs do not depend on each other.
-template <int32_t kNTiles>
-SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width,
-                               int32_t warp, int32_t lane, float (&c)[kNTiles][2][4]) {
-  constexpr int32_t kWarpK = abi::kStageK / abi::kNumConsumerWarps, kPairs = kWarpK / 32;
-  static_assert(kWarpK == abi::kChunkK, "a warp takes one chunk of the stage; widths are multiples of it");
-  const char* const chunk = stage + abi::stage_offset(warp, 0, 0);
-  const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first k16 step; the step's number is xored in
-  const char* b_row[kNTiles];
-  int32_t b_step[kNTiles];
-SGL_UNROLL
-  for (int32_t t = 0; t < kNTiles; ++t) {
-    const int32_t row = t * 8 + lane % 8;
-    const bool is_row = row < p.rows;
-    b_row[t] = is_row ? s.panel() + row * pitch + (k_local + warp * kWarpK + lane / 8 * 8) * 2 : s.zero_row();
-    b_step[t] = is_row ? 64 : 0;  // bytes of 32 K elements; rows beyond p.rows read zeros
-  }
-  if (warp * kWarpK >= width) return;
-SGL_UNROLL
-  for (int32_t pair = 0; pair < kPairs; ++pair) {
-    uint32_t a0[4], a1[4];
-    dialect::ldmatrix_x4(a0, chunk + (a_lane ^ pair * 64));
-    dialect::ldmatrix_x4(a1, chunk + (a_lane ^ (pair * 64 + 32)));
-SGL_UNROLL
-    for (int32_t t = 0; t < kNTiles; ++t) {
-      uint32_t b[4];
-      dialect::ldmatrix_x4(b, b_row[t] + pair * b_step[t]);
-      const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
-      dialect::mma_m16n8k16(c[t][0], a0, b0);
-      dialect::mma_m16n8k16(c[t][1], a1, b1);
-    }
-  }
-}
-
-// Stores a warp's partial tile as [rows][kScratchPitch] floats: column n, then tile row m.
-template <int32_t kNTiles>
-SGL_DEVICE void store_partial(float* scratch, int32_t rows, int32_t lane, const float (&c)[kNTiles][2][4]) {
-SGL_UNROLL
-  for (int32_t t = 0; t < kNTiles; ++t) {
-    const int32_t n = t * 8 + lane % 4 * 2;
-    float* column = scratch + n * abi::kScratchPitch + lane / 4;
-    if (n < rows) {
-      column[0] = c[t][0][0] + c[t][1][0];
-      column[8] = c[t][0][2] + c[t][1][2];
-    }
-    if (n + 1 < rows) {
-      column[abi::kScratchPitch] = c[t][0][1] + c[t][1][1];
-      column[abi::kScratchPitch + 8] = c[t][0][3] + c[t][1][3];
-    }
-  }
-}
 
 // Two neighbouring columns of one row of a finished tile: out[n, m], out[n, m + 1]; for gate_up m is the neuron's gate row, and
 // up[] holds the same two neurons of the up rows.
@@ -82,7 +28,7 @@ struct Early {
 //   ops.behind<kOp>(index)         called by all consumer threads behind the block's finished tile number `index`
 // Entry: all consumer threads; panel and scratch are free. Some threads return while others still read scratch: the next barrier
 // of the consumers comes before anyone writes that half of it again.
-template <int32_t kNTiles, int32_t kOp, class Ops>
+template <int32_t kNTiles, int32_t kElementBytes, int32_t kOp, class Ops>
 SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, uint32_t& scratch_parity, const Ops& ops) {
   constexpr int32_t kHalf = abi::kTileRows / 2;
   constexpr bool kPaired = kOp == abi::kOpGateUp;
@@ -95,6 +41,8 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   const int32_t pitch = abi::panel_row_bytes(k_panel);
   const int32_t m = thread % kPairs * 2, n = thread / kPairs;
   const bool is_finisher = n < p.rows;
+  const auto scales_of = [&](int32_t tile, int32_t k) { return load_block_scales<kElementBytes, kOp>(p, s, layer, tile, k, warp, lane); };
+  BlockScales<kElementBytes> next_scales = scales_of(begin, 0);
 
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
     const int32_t k1 = min_int(k0 + k_panel, k_extent);
@@ -103,12 +51,17 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
     for (int32_t tile = begin; tile < end; ++tile) {
       Early early{};
       if (is_last_panel && is_finisher) early = ops.template before<kOp>(tile, m, n);
-      float c[kNTiles][2][4] = {};
-      for (int32_t k = k0; k < k1; k += abi::kStageK) {
+      RowScales<kElementBytes> row_scales;
+      if (is_last_panel && is_finisher) row_scales = load_row_scales<kElementBytes, kOp>(p, s, layer, tile, m);
+      const BlockScales<kElementBytes> scales = next_scales;
+      next_scales = tile + 1 < end ? scales_of(tile + 1, k0) : scales_of(begin, k1);
+      WarpTile<kNTiles, kElementBytes> product;
+      for (int32_t k = k0; k < k1; k += abi::stage_k(kElementBytes)) {
         if (!dialect::planted(dialect::Planted::kRingNoWait)) {
           sync::wait_mbarrier(sink, abi::kFaultRingFull, layer, cursor.stage, s.full(cursor.stage), cursor.parity);
         }
-        multiply_stage<kNTiles>(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(abi::kStageK, k1 - k), warp, lane, c);
+        product.multiply(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(abi::stage_k(kElementBytes), k1 - k),
+                         (k - k0) / abi::stage_k(kElementBytes), warp, lane, scales);
         dialect::sync_warp();
         // Pairs with the producer warps' wait on `empty`: this warp's reads of the stage are done.
         if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));
@@ -116,7 +69,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
       }
       float* partials = s.scratch() + scratch_parity * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
       scratch_parity ^= 1u;  // two buffers: the next tile's partials need no second barrier
-      store_partial<kNTiles>(partials + warp * p.rows * abi::kScratchPitch, p.rows, lane, c);
+      store_partial(partials + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
       sync_consumers();
       const auto finish_sum = [&](int32_t row_in_tile, float (&y)[2]) {
         const float* column = partials + n * abi::kScratchPitch + row_in_tile;
@@ -140,6 +93,13 @@ SGL_UNROLL
       if (is_finisher) {
         finish_sum(m, pair.y);
         if (kPaired) finish_sum(m + kHalf, pair.up);
+        if constexpr (kElementBytes == 1) {
+SGL_UNROLL
+          for (int32_t i = 0; i < 2; ++i) {
+            pair.y[i] *= row_scales.y[i];
+            if (kPaired) pair.up[i] *= row_scales.up[i];
+          }
+        }
       }
       if (is_last_panel && warp < (p.rows * kPairs + 31) / 32) ops.template finish<kOp>(pair, is_finisher, early);
       if (is_last_panel) ops.template behind<kOp>(tile - begin);

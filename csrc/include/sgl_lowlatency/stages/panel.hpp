@@ -19,11 +19,30 @@ SGL_DEVICE int32_t warps_per_row(int32_t rows) { return rows == 1 ? 8 : rows == 
 constexpr int32_t kPanelLead = 2;
 constexpr int32_t kPanelBatch = 8;  // more would spill registers
 
+// Vector number v of a panel's row, eight columns. For FP8 weights the columns of each 16 are stored as 0 2, 4 6, 8 10, 12 14, then
+// 1 3, 5 7, 9 11, 13 15: as the weights' bytes come out of ldmatrix (WarpTile).
+struct alignas(8) Word2 {
+  uint32_t x;
+  uint32_t y;
+};
+template <int32_t kElementBytes>
+SGL_DEVICE void store_panel_vector(char* row, int32_t v, const uint32_t (&w)[4]) {
+  if (kElementBytes == 2) {
+    reinterpret_cast<Vec16*>(row)[v] = Vec16{{w[0], w[1], w[2], w[3]}};
+    return;
+  }
+  const auto low = [](uint32_t a, uint32_t b) { return (a & 0xffffu) | b << 16; };
+  const auto high = [](uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000u); };
+  Word2* const at = reinterpret_cast<Word2*>(row + v / 2 * 32 + v % 2 * 8);
+  at[0] = {low(w[0], w[1]), low(w[2], w[3])};
+  at[2] = {high(w[0], w[1]), high(w[2], w[3])};
+}
+
 // Copies a thread's vectors first, first + stride, ... of one row, kCount at most and below num_vecs, once all of their words are there.
 // row_begin: the first word of the row in `of`.
-template <int32_t kCount>
+template <int32_t kElementBytes, int32_t kCount>
 SGL_DEVICE void copy_vectors(const DecodeStepParams& p, const sync::Awaited& of, int64_t row_begin, int32_t first, int32_t stride, int32_t num_vecs,
-                             Vec16* out) {
+                             char* out) {
   uint32_t v[kCount][4];
 SGL_UNROLL
   for (int32_t u = 0; u < kCount; ++u) v[u][0] = v[u][1] = v[u][2] = v[u][3] = abi::kUnwritten;
@@ -45,12 +64,13 @@ SGL_UNROLL
       [] { return abi::kUnwritten; });
 SGL_UNROLL
   for (int32_t u = 0; u < kCount; ++u) {
-    if (first + u * stride < num_vecs) out[first + u * stride] = Vec16{{v[u][0], v[u][1], v[u][2], v[u][3]}};
+    if (first + u * stride < num_vecs) store_panel_vector<kElementBytes>(out, first + u * stride, v[u]);
   }
 }
 
 // Copies columns [k0, k1) of each row of `source`, as they arrive. row_words: words from one row to the next.
 // Entry: all consumer threads; the panel is free. A consumer barrier must follow.
+template <int32_t kElementBytes>
 SGL_DEVICE void load_panel(const DecodeStepParams& p, const Shared& s, const sync::Awaited& source, int32_t row_words, int32_t k_panel, int32_t k0,
                            int32_t k1) {
   constexpr int32_t kVec = 8;
@@ -59,15 +79,15 @@ SGL_DEVICE void load_panel(const DecodeStepParams& p, const Shared& s, const syn
   const int32_t pitch = abi::panel_row_bytes(k_panel), stride = segments * 32, num_vecs = (k1 - k0) / kVec;
   bool is_lead = k0 == 0 && p.rows > 1;  // later columns have been there since the first ones were; one row is few polls
   for (int32_t row = warp / segments; row < p.rows; row += abi::kNumConsumerWarps / segments) {
-    Vec16* const out = reinterpret_cast<Vec16*>(s.panel() + row * pitch);
+    char* const out = s.panel() + row * pitch;
     const int64_t row_begin = static_cast<int64_t>(row) * row_words + k0 / 2;
     int32_t first = segment * 32 + lane;
     if (is_lead) {
-      if (first < num_vecs) copy_vectors<kPanelLead>(p, source, row_begin, first, stride, num_vecs, out);
+      if (first < num_vecs) copy_vectors<kElementBytes, kPanelLead>(p, source, row_begin, first, stride, num_vecs, out);
       first += kPanelLead * stride;
       is_lead = false;
     }
-    for (; first < num_vecs; first += kPanelBatch * stride) copy_vectors<kPanelBatch>(p, source, row_begin, first, stride, num_vecs, out);
+    for (; first < num_vecs; first += kPanelBatch * stride) copy_vectors<kElementBytes, kPanelBatch>(p, source, row_begin, first, stride, num_vecs, out);
   }
 }
 

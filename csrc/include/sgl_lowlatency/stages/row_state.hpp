@@ -62,6 +62,7 @@ struct RowState {
   int32_t num_items;                      // of the block
   int32_t first_generation;               // SyncState::first_generation
   int32_t used_bytes[abi::kGenerations];  // SyncState::used_bytes
+  alignas(16) abi::LayerScales scales[2];  // as tables; of FP8 weights only
   Row row[abi::kMaxRows];
 };
 static_assert(offsetof(RowState, row) <= abi::kRowStateBytes, "smem_layout reserves kRowStateBytes beside the rows");

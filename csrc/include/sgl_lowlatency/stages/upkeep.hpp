@@ -8,16 +8,23 @@ namespace sgl_lowlatency::stages {
 
 SGL_DEVICE LayerTables& layer_tables(const Shared& s, int32_t layer) { return s.rows()->tables[layer % 2]; }
 
+SGL_DEVICE abi::LayerScales& layer_scales(const Shared& s, int32_t layer) { return s.rows()->scales[layer % 2]; }
+
 // Entry: one thread, before the block's first barrier.
+template <int32_t kElementBytes>
 SGL_DEVICE void load_first_tables(const DecodeStepParams& p, const Shared& s) {
   LayerTables& tables = layer_tables(s, 0);
   constexpr int32_t kPointers = sizeof(abi::LayerWeights) / sizeof(const bf16*);
   const auto* const from = reinterpret_cast<const bf16* const*>(p.layers);
   for (int32_t i = 0; i < kPointers; ++i) reinterpret_cast<const bf16**>(&tables.weights)[i] = dialect::load_constant_pointer(from + i);
   tables.kv = {dialect::load_constant_pointer(&p.kv->k), dialect::load_constant_pointer(&p.kv->v)};
+  if constexpr (kElementBytes == 1) {
+    for (int32_t op = 0; op < abi::kNumOps; ++op) layer_scales(s, 0).of[op] = dialect::load_constant_pointer(p.scales->of + op);
+  }
 }
 
 // Entry: all consumer threads of layer `layer`, which have passed a barrier since the layer's qkv.
+template <int32_t kElementBytes>
 SGL_DEVICE void begin_upkeep(const DecodeStepParams& p, const Shared& s, int32_t layer) {
   constexpr int32_t kWeightVecs = sizeof(abi::LayerWeights) / 16;
   clear_generation(p, s, layer);
@@ -27,6 +34,12 @@ SGL_DEVICE void begin_upkeep(const DecodeStepParams& p, const Shared& s, int32_t
     const void* const from = thread < kWeightVecs ? reinterpret_cast<const void*>(reinterpret_cast<const Vec16*>(p.layers + layer + 1) + thread)
                                                   : reinterpret_cast<const void*>(p.kv + layer + 1);
     dialect::copy_async_16(to + thread, from);
+  }
+  if constexpr (kElementBytes == 1) {
+    constexpr int32_t kScaleVecs = sizeof(abi::LayerScales) / 16;
+    if (layer + 1 < p.geometry.num_layers && thread < kScaleVecs) {
+      dialect::copy_async_16(reinterpret_cast<Vec16*>(&layer_scales(s, layer + 1)) + thread, reinterpret_cast<const Vec16*>(p.scales + layer + 1) + thread);
+    }
   }
   dialect::copy_async_commit();
 }

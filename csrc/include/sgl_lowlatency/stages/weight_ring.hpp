@@ -23,6 +23,7 @@ struct RingCursor {
 // while the consumers wait for other blocks: kMaxStagesInFlightAhead of them at a time, which leaves the queues shorter still.
 // The wait on `empty` pairs with the consumer warps' arrivals (run_tiles): their reads are done before the copy overwrites them.
 // The announced bytes and the copy complete `full`, which run_tiles waits for. The first pass over the ring finds it empty.
+template <int32_t kElementBytes>
 SGL_DEVICE void produce_weights(const DecodeStepParams& p, const Shared& s, int32_t lane) {
   if (lane != 0) return;
   const sync::FaultSink sink = fault_sink(p);
@@ -40,7 +41,7 @@ SGL_DEVICE void produce_weights(const DecodeStepParams& p, const Shared& s, int3
       for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
         const int32_t k1 = min_int(k0 + k_panel, k_extent);
         for (int32_t tile = begin; tile < end; ++tile) {
-          for (int32_t k = k0; k < k1; k += abi::kStageK) {
+          for (int32_t k = k0; k < k1; k += abi::stage_k(kElementBytes)) {
             for (const int32_t limit = num_ahead > 0 ? max_ahead : max_in_flight; in_flight >= limit; --in_flight) {
               sync::wait_mbarrier(sink, abi::kFaultRingFull, layer, landing.stage, s.full(landing.stage), landing.parity);
               landing.advance(p.num_stages);
@@ -50,7 +51,7 @@ SGL_DEVICE void produce_weights(const DecodeStepParams& p, const Shared& s, int3
             sync::wait_mbarrier(sink, abi::kFaultRingEmpty, layer, cursor.stage, s.empty(cursor.stage), cursor.parity ^ 1u);
             uint64_t* const full = s.full(cursor.stage);
             dialect::mbarrier_arrive_expect_bytes(full, abi::kStageBytes);
-            dialect::load_stage(s.stage(cursor.stage), map, tile * part_rows, k / abi::kChunkK, full);
+            dialect::load_stage(s.stage(cursor.stage), map, tile * part_rows, k / abi::chunk_k(kElementBytes), full);
             cursor.advance(p.num_stages);
           }
         }

@@ -4,12 +4,12 @@
 //   per layer: x += out_proj(attention(rope(qk_norm(qkv(rms_norm(x)) + bias))));  x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
 //   hidden_out = rms_norm(x) * final_norm
 //
-// Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16, both in
+// Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16 or FP8 (abi::WeightFormat), KV pool [slots, num_kv_heads, head_dim] bf16, both in
 //           SGLang's own layout; inputs [rows] or [requests] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
 //           blocks hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
-//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kIsVerify:
-//           requests may have several rows (DecodeStepParams::rows_per_request).
+//           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
+//           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request).
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
@@ -27,7 +27,7 @@ namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-template <int32_t kNTiles, int32_t kHeadDim, bool kIsVerify>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify>
 struct DecodeStep {
   const DecodeStepParams& p;
   const Shared& s;
@@ -42,7 +42,7 @@ struct DecodeStep {
     int32_t layer;
 
     template <int32_t kOp>
-    SGL_DEVICE void load(int32_t k0, int32_t k1) const { load_operand<kOp>(step.p, step.s, layer, k0, k1); }
+    SGL_DEVICE void load(int32_t k0, int32_t k1) const { load_operand<kElementBytes, kOp>(step.p, step.s, layer, k0, k1); }
     // The stream's word that a tile adds to, and the norm weights that will scale the result; of qkv, the bias (none: zeros).
     template <int32_t kOp>
     SGL_DEVICE Early before(int32_t tile, int32_t m, int32_t n) const {
@@ -102,7 +102,7 @@ SGL_UNROLL
     }
     template <int32_t kOp>
     SGL_DEVICE void behind(int32_t index) const {
-      if (kOp == abi::kOpGateUp && index == 0) begin_upkeep(step.p, step.s, layer);
+      if (kOp == abi::kOpGateUp && index == 0) begin_upkeep<kElementBytes>(step.p, step.s, layer);
       if (kOp == abi::kOpGateUp && index == 1) finish_upkeep(step.p, step.s, layer);
     }
   };
@@ -111,8 +111,8 @@ SGL_UNROLL
   template <int32_t kOp>
   SGL_DEVICE void run_op(int32_t layer) {
     const int32_t num_tiles = s.rows()->tiles[kOp].count;
-    if (kOp == abi::kOpGateUp && num_tiles == 0) begin_upkeep(p, s, layer);
-    if (num_tiles > 0) run_tiles<kNTiles, kOp>(p, s, layer, cursor, scratch_parity, Ops{*this, layer});
+    if (kOp == abi::kOpGateUp && num_tiles == 0) begin_upkeep<kElementBytes>(p, s, layer);
+    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes, kOp>(p, s, layer, cursor, scratch_parity, Ops{*this, layer});
     if (kOp == abi::kOpGateUp && num_tiles < 2) {
       sync_consumers();
       finish_upkeep(p, s, layer);
@@ -176,7 +176,7 @@ SGL_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-template <int32_t kNTiles, int32_t kHeadDim, bool kIsVerify>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify>
 SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   const Shared s{p.shared};
   const int32_t thread = dialect::thread_idx();
@@ -195,13 +195,13 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
     const abi::TileRange* range = p.tiles + dialect::block_idx() * abi::kNumOps + thread - 128;
     s.rows()->tiles[thread - 128] = {dialect::load_constant(&range->begin), dialect::load_constant(&range->count)};
   }
-  if (thread == 160) load_first_tables(p, s);
+  if (thread == 160) load_first_tables<kElementBytes>(p, s);
   dialect::sync_block();
   if (thread == 0) keep_items<kIsVerify>(p, s);
   if (thread >= kConsumerThreads) {
-    produce_weights(p, s, thread % 32);
+    produce_weights<kElementBytes>(p, s, thread % 32);
   } else {
-    DecodeStep<kNTiles, kHeadDim, kIsVerify>(p, s).run();
+    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify>(p, s).run();
   }
 }
 
