@@ -57,9 +57,8 @@ class Runner:
         self.geometry, self.weights = geometry, weights
         self.device = weights.embedding.device
         chains = rows_per_request or {}
-        element_bytes = weights.layers[0].qkv.element_size()
         self.plans = {
-            r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), element_bytes) for r in rows
+            r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), weights.element_bytes) for r in rows
         }
         for plan in self.plans.values():
             assert bool(validate(plan)) == refused, validate(plan)

@@ -154,6 +154,14 @@ MODELS = {
         {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 36},
         "config.use_sliding_window: the kernel attends to the whole context in every layer",
     ),
+    "quantisation": (
+        {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}},
+        "config.quantization_config has quant_method 'awq': the kernel reads bf16 weights, or FP8 ones of quant_method 'fp8'",
+    ),
+    "static activations": (
+        {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}},
+        "config.quantization_config has activation_scheme 'static', not 'dynamic': SGLang would clip activations, the kernel does not",
+    ),
     "rope": (
         {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 64, "long_factor": [1.0] * 64}},
         "rope type 'longrope' of the model's config is not one of default, linear, dynamic, yarn, llama3",
@@ -165,6 +173,23 @@ MODELS = {
 def test_one_unserved_model_field_is_one_line(refusals, model_dir, case):
     fields, line = MODELS[case]
     assert refusals(["--model-path", model_dir(**fields)]) == [line]
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}  # as Qwen3-8B-FP8's config, without its blocks
+
+
+@pytest.mark.parametrize("block", [{"weight_block_size": [128, 128]}, {}], ids=["blocks", "a scale a matrix"])
+def test_fp8_checkpoints_are_accepted(refusals, model_dir, block):
+    assert refusals(["--model-path", model_dir(quantization_config={**FP8, **block})]) == []
+
+
+def test_fp8_made_of_a_bf16_checkpoint_is_accepted(refusals, model_dir):
+    assert refusals(["--model-path", model_dir(), "--quantization", "fp8"]) == []
+
+
+def test_fp8_weights_need_k_in_blocks_of_128(refusals, model_dir):
+    (line,) = refusals(["--model-path", model_dir(intermediate_size=12352), "--quantization", "fp8"])
+    assert line == "config.intermediate_size 12352 is not a multiple of 128"
 
 
 def test_yarn_is_accepted(refusals, model_dir):

@@ -23,6 +23,9 @@ def hf_config(**fields):
     return SimpleNamespace(**{**defaults, **fields})
 
 
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
+
+
 def server(**fields):
     served = {name: values[0] for name, values, _ in guard._SERVER_ARGUMENTS}
     backends = {"attention_backend": "fa3", "prefill_attention_backend": None, "decode_attention_backend": None}
@@ -77,7 +80,12 @@ def test_device_must_fit_the_emulation_switch():
         ({"use_sliding_window": True}, "config.use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "config.layer_types sliding_attention"),
         ({"dual_chunk_attention_config": {"chunk_size": 1}}, "config.dual_chunk_attention_config"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "the checkpoint is quantized"),
+        ({"quantization_config": {"quant_method": "awq"}}, "config.quantization_config has quant_method 'awq'"),
+        ({"quantization_config": {**FP8, "activation_scheme": "static"}}, "config.quantization_config has activation_scheme 'static'"),
+        ({"quantization_config": {**FP8, "weight_block_size": [32, 32]}}, "config.quantization_config has weight_block_size [32, 32]"),
+        ({"quantization_config": {**FP8, "scale_fmt": "ue8m0"}}, "config.quantization_config has scale_fmt 'ue8m0'"),
+        ({"quantization_config": {**FP8, "kv_cache_quant_algo": "FP8"}}, "config.quantization_config has kv_cache_quant_algo 'FP8'"),
+        ({"quantization_config": FP8, "intermediate_size": 3136}, "config.intermediate_size 3136 is not a multiple of 128"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope'"),
         ({"rope_scaling": {"type": "mrope"}}, "rope type 'mrope'"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section"),
@@ -90,6 +98,23 @@ def test_an_unserved_model_field_is_one_reason(fields, start):
     assert reason.startswith(start)
 
 
+@pytest.mark.parametrize("block", [{}, {"weight_block_size": None}, {"weight_block_size": [128, 128]}])
+def test_fp8_checkpoints_are_served(block):
+    assert reasons(hf=hf_config(quantization_config={**FP8, **block})) == []
+    assert reasons(server(quantization="fp8"), hf_config(quantization_config={**FP8, **block})) == []
+
+
+def test_a_config_object_is_read_as_its_fields():
+    fields = SimpleNamespace(to_dict=lambda: {**FP8, "activation_scheme": "static"})
+    assert reasons(hf=hf_config(quantization_config=fields)) == reasons(hf=hf_config(quantization_config=fields.to_dict())) != []
+
+
+def test_fp8_made_of_a_bf16_checkpoint_is_served_where_k_is_in_blocks_of_128():
+    assert reasons(server(quantization="fp8")) == []
+    assert reasons(hf=hf_config(intermediate_size=3136)) == []
+    assert reasons(server(quantization="fp8"), hf_config(intermediate_size=3136)) == ["config.intermediate_size 3136 is not a multiple of 128"]
+
+
 def test_reasons_add_up():
-    found = reasons(server(quantization="fp8", device="cpu"), hf_config(head_dim=96, attention_bias=True))
+    found = reasons(server(quantization="awq", device="cpu"), hf_config(head_dim=96, attention_bias=True))
     assert len(found) == 4

@@ -13,7 +13,7 @@ from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 from sgl_lowlatency.build.device_limits import DeviceLimits, device_limits
 from sgl_lowlatency.build.progress import Progress
 from sgl_lowlatency.build.weights import collect_weights, rope_table
-from sgl_lowlatency.kernels.decode_step import DecodeStep
+from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import StaticPlan, make_plan
 from sgl_lowlatency.plan.tiles import grid_for
@@ -41,7 +41,7 @@ def build_dense(
     limits = device_limits(device)
     geometry = dataclasses.replace(Geometry.from_hf_config(hf_config), max_position=rope_table(model).shape[0])
     weights = collect_weights(model, geometry)
-    plans = _plans(geometry, ctx, limits, progress)
+    plans = _plans(geometry, weights, ctx, limits, progress)
     progress.step("allocating the workspace")
     step = DecodeStep(geometry, plans, weights, device, ctx.deadline_s)
     return NvidiaStep(
@@ -50,12 +50,15 @@ def build_dense(
     )
 
 
-def _plans(geometry: Geometry, ctx: BuildContext, limits: DeviceLimits, progress: Progress) -> dict[int, StaticPlan]:
+def _plans(
+    geometry: Geometry, weights: DecodeStepWeights, ctx: BuildContext, limits: DeviceLimits, progress: Progress
+) -> dict[int, StaticPlan]:
     plans = {}
     for rows in ctx.widths:
         progress.step(f"plan {len(plans) + 1} of {len(ctx.widths)}")
         plan = make_plan(
-            geometry, rows, grid_for(geometry, limits.grid), limits.shared_memory_bytes, rows_per_request=ctx.tokens_per_request
+            geometry, rows, grid_for(geometry, limits.grid), limits.shared_memory_bytes,
+            rows_per_request=ctx.tokens_per_request, element_bytes=weights.element_bytes,
         )
         faults = validate(plan)
         if faults:

@@ -17,14 +17,14 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWei
     layers = [
         LayerTensors(
             input_norm=layer.input_layernorm.weight.detach(),
-            qkv=layer.self_attn.qkv_proj.weight.detach(),
+            **matrix("qkv", layer.self_attn.qkv_proj),
             qkv_bias=optional(layer.self_attn.qkv_proj, "bias"),
             q_norm=optional(getattr(layer.self_attn, "q_norm", None), "weight"),
             k_norm=optional(getattr(layer.self_attn, "k_norm", None), "weight"),
-            out_proj=layer.self_attn.o_proj.weight.detach(),
+            **matrix("out_proj", layer.self_attn.o_proj),
             post_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=layer.mlp.gate_up_proj.weight.detach(),
-            down=layer.mlp.down_proj.weight.detach(),
+            **matrix("gate_up", layer.mlp.gate_up_proj),
+            **matrix("down", layer.mlp.down_proj),
         )
         for layer in inner.layers
     ]
@@ -35,6 +35,19 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWei
         cos_sin=rope_table(model),
         layers=layers,
     )
+
+
+def matrix(name: str, linear: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """LayerTensors' fields of a linear layer: its weight [N, K] and, in FP8, its scale, `name` and `name`_scale.
+
+    SGLang holds the weight of scales a row as a transposed view [K, N], and the scales as [N, 1] or [1, N].
+    """
+    weight = linear.weight.detach()
+    if weight.dtype != torch.float8_e4m3fn:
+        return {name: weight}
+    if (block_scale := optional(linear, "weight_scale_inv")) is not None:
+        return {name: weight, f"{name}_scale": block_scale}
+    return {name: weight.t(), f"{name}_scale": linear.weight_scale.detach().flatten()}
 
 
 def optional(module: torch.nn.Module | None, name: str) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
+from sgl_lowlatency.guard.quantization import FP8, element_bytes, quantization_reasons
 from sgl_lowlatency.kernels.geometry import Geometry
 
 # SGLang's Rotary classes for these types only change the cos/sin table, which the kernel reads; the rotation is the
@@ -20,13 +21,13 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 ROPE_VARIANT_KEYS = ("mrope_section", "use_fope", "video_rope")
 
 
-def geometry_reasons(hf_config: Any) -> list[str]:
-    """Sizes the kernel cannot run, each with the config field named."""
+def geometry_reasons(hf_config: Any, element_bytes: int = 2) -> list[str]:
+    """Sizes the kernel cannot run, each with the config field named. element_bytes: of a weight, 2 (bf16) or 1 (FP8)."""
     try:
         geometry = Geometry.from_hf_config(hf_config)
     except ValueError as error:
         return str(error).split("; ")
-    return geometry.reasons()
+    return geometry.reasons(element_bytes)
 
 
 def _rope_reasons(hf_config: Any) -> list[str]:
@@ -57,14 +58,12 @@ def _attention_reasons(hf_config: Any) -> list[str]:
     return reasons
 
 
-def model_config_reasons(hf_config: Any) -> list[str]:
-    """Why the kernel cannot run the model that this HF config describes."""
-    reasons = geometry_reasons(hf_config) + _rope_reasons(hf_config) + _attention_reasons(hf_config)
+def model_config_reasons(hf_config: Any, element_bytes: int = 2) -> list[str]:
+    """Why the kernel cannot run the model that this HF config describes. element_bytes: of a weight as it is served."""
+    reasons = geometry_reasons(hf_config, element_bytes) + _rope_reasons(hf_config) + _attention_reasons(hf_config)
     if (act := getattr(hf_config, "hidden_act", None)) != "silu":
         reasons.append(f"config.hidden_act {act!r} is not 'silu'")
-    if getattr(hf_config, "quantization_config", None):
-        reasons.append("the checkpoint is quantized (config.quantization_config): the kernel reads bf16 weights")
-    return reasons
+    return reasons + quantization_reasons(hf_config)
 
 
 _ABSENT = object()
@@ -73,7 +72,7 @@ _HOOKS = "it hooks layers that the kernel does not run one by one"
 
 # (server argument, values that are served, why the others are not); a reason quotes the argument and its value.
 _SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
-    ("quantization", _OFF, "the kernel reads bf16 weights"),
+    ("quantization", (None, FP8), "the kernel reads bf16 and FP8 weights"),
     ("modelopt_quant", _OFF, "the kernel reads bf16 weights"),
     ("quantize_and_serve", _OFF, "the kernel reads bf16 weights"),
     ("rl_quant_profile", _OFF, "the kernel reads bf16 weights"),
@@ -135,7 +134,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
     cfg: SGLang's resolved server arguments. hf_config: the served model's HF config. emulate: host emulation is on.
     """
     checks: tuple[Callable[[], list[str]], ...] = (
-        lambda: model_config_reasons(hf_config),
+        lambda: model_config_reasons(hf_config, element_bytes(cfg, hf_config)),
         lambda: _server_argument_reasons(cfg),
         lambda: _backend_reasons(cfg),
         lambda: _device_reasons(cfg, emulate),

@@ -10,6 +10,7 @@ from typing import Any
 
 from sgl_lowlatency.guard.config import geometry_reasons
 from sgl_lowlatency.guard.family import Family
+from sgl_lowlatency.guard.linear import linear_reasons, tensor_reasons, weight_format
 from sgl_lowlatency.kernels.geometry import Geometry
 
 # Classes whose rotation is the plain neox one over a cos/sin table; guard.config.ROPE_TYPES names their rope types.
@@ -21,41 +22,10 @@ ROPE_CLASSES = (
     "YaRNScalingRotaryEmbedding",
     "Llama3RotaryEmbedding",
 )
-ALIGNMENT_BYTES = 16  # of every tensor the kernel reads with asynchronous copies
-
-
-def _tensor_reasons(name: str, tensor: Any, shape: tuple[int, ...], *, min_rows: bool = False) -> Iterator[str]:
-    """Checks one weight. shape: expected sizes; with min_rows the first is a lower bound (padded vocabularies)."""
-    if tensor is None:
-        yield f"{name} is missing"
-        return
-    got = tuple(tensor.shape)
-    if len(got) != len(shape) or got[1:] != shape[1:] or (got[0] < shape[0] if min_rows else got[0] != shape[0]):
-        yield f"{name} has shape {list(got)}, not {list(shape)}"
-    if str(tensor.dtype) != "torch.bfloat16":
-        yield f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not bfloat16"
-    if not tensor.is_contiguous():
-        yield f"{name} is not contiguous"
-    if tensor.data_ptr() % ALIGNMENT_BYTES:
-        yield f"{name} is not aligned to {ALIGNMENT_BYTES} bytes"
-
-
-def _linear_reasons(name: str, linear: Any, shape: tuple[int, int], *, has_bias: bool = False) -> Iterator[str]:
-    yield from _tensor_reasons(f"{name}.weight", getattr(linear, "weight", None), shape)
-    bias = getattr(linear, "bias", None)
-    if has_bias:
-        yield from _tensor_reasons(f"{name}.bias", bias, shape[:1])
-    elif bias is not None:
-        yield f"{name} has a bias"
-    method = type(getattr(linear, "quant_method", None)).__name__
-    if method != "UnquantizedLinearMethod":
-        yield f"{name} runs {method}, not UnquantizedLinearMethod"
-    if getattr(linear, "use_intel_amx_backend", False):
-        yield f"{name}.weight is packed for Intel AMX"
 
 
 def _norm_reasons(name: str, norm: Any, channels: int, rms_eps: float) -> Iterator[str]:
-    yield from _tensor_reasons(f"{name}.weight", getattr(norm, "weight", None), (channels,))
+    yield from tensor_reasons(f"{name}.weight", getattr(norm, "weight", None), (channels,))
     if type(norm).__name__ != "RMSNorm":
         yield f"{name} is a {type(norm).__name__}, not an RMSNorm"
     if getattr(norm, "variance_epsilon", None) != rms_eps:
@@ -82,7 +52,7 @@ def _attention_reasons(attention: Any, geometry: Geometry) -> Iterator[str]:
         yield f"attention caps its logits at {attention.logit_cap}"
     if attention.sliding_window_size != -1:
         yield f"attention has a sliding window of {attention.sliding_window_size} tokens"
-    if attention.k_scale is not None or attention.v_scale is not None:
+    if any(getattr(attention, f"{kv}_scale") is not None and getattr(attention, f"{kv}_scale_float", None) != 1.0 for kv in "kv"):
         yield "attention scales its K or V"
 
 
@@ -95,25 +65,25 @@ def _head_norm_reasons(attention: Any, geometry: Geometry, family: Family) -> It
             yield f"{name} is a norm that {family.name} models do not have"
 
 
-def _layer_reasons(layer: Any, geometry: Geometry, family: Family) -> Iterator[str]:
+def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str) -> Iterator[str]:
     g, attention, mlp = geometry, layer.self_attn, layer.mlp
     qkv_rows = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
     yield from _norm_reasons("input_layernorm", layer.input_layernorm, g.hidden, g.rms_eps)
-    yield from _linear_reasons("qkv_proj", attention.qkv_proj, (qkv_rows, g.hidden), has_bias=family.has_qkv_bias)
+    yield from linear_reasons("qkv_proj", attention.qkv_proj, (qkv_rows, g.hidden), expected, has_bias=family.has_qkv_bias)
     yield from _head_norm_reasons(attention, g, family)
     yield from _rope_reasons(attention.rotary_emb, g.head_dim)
     yield from _attention_reasons(attention.attn, g)
-    yield from _linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim))
+    yield from linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim), expected)
     yield from _norm_reasons("post_attention_layernorm", layer.post_attention_layernorm, g.hidden, g.rms_eps)
-    yield from _linear_reasons("gate_up_proj", mlp.gate_up_proj, (2 * g.intermediate, g.hidden))
-    yield from _linear_reasons("down_proj", mlp.down_proj, (g.hidden, g.intermediate))
+    yield from linear_reasons("gate_up_proj", mlp.gate_up_proj, (2 * g.intermediate, g.hidden), expected)
+    yield from linear_reasons("down_proj", mlp.down_proj, (g.hidden, g.intermediate), expected)
 
 
-def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family) -> list[str]:
-    """The layers' reasons, the same one named once with the layers it holds for."""
+def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str) -> list[str]:
+    """The layers' reasons, the same one named once with the layers it holds for. expected: weight format of every matrix."""
     where: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
-        for reason in _layer_reasons(layer, geometry, family):
+        for reason in _layer_reasons(layer, geometry, family, expected):
             where.setdefault(reason, []).append(index)
     reasons = [
         f"layer {at[0]}: {reason}" + (f" (and {len(at) - 1} more layers)" if len(at) > 1 else "")
@@ -142,13 +112,16 @@ def model_disable_reasons(model: Any, hf_config: Any, family: Family) -> list[st
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     if name != family.model_class:
         return [f"the loaded model is {name}, not {family.model_class}"]
-    if reasons := geometry_reasons(hf_config):
+    decoder = model.model
+    layers = list(decoder.layers)
+    expected = weight_format(layers[0].self_attn.qkv_proj) if layers else "bf16"
+    if reasons := geometry_reasons(hf_config, 2 if expected == "bf16" else 1):
         return reasons
-    geometry, decoder = Geometry.from_hf_config(hf_config), model.model
-    layers, table = list(decoder.layers), (geometry.vocab, geometry.hidden)
+    geometry = Geometry.from_hf_config(hf_config)
+    table = (geometry.vocab, geometry.hidden)
     checks: tuple[Callable[[], Any], ...] = (
-        lambda: _tensor_reasons("embed_tokens.weight", decoder.embed_tokens.weight, table, min_rows=True),
-        lambda: _all_layers_reasons(layers, geometry, family),
+        lambda: tensor_reasons("embed_tokens.weight", decoder.embed_tokens.weight, table, min_rows=True),
+        lambda: _all_layers_reasons(layers, geometry, family, expected),
         lambda: _norm_reasons("norm", decoder.norm, geometry.hidden, geometry.rms_eps),
         lambda: _hook_reasons(decoder),
     )

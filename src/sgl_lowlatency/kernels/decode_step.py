@@ -68,7 +68,7 @@ class DecodeStep:
         if len(grids) != 1 or len(sizes) != 1:
             raise ValueError(f"plans disagree: grids {sorted(grids)}, workspace bytes {sorted(sizes)}")
         require_weights(geometry, weights, device)
-        if {op.element_bytes for p in plans.values() for op in p.ops} != {weights.layers[0].qkv.element_size()}:
+        if {op.element_bytes for p in plans.values() for op in p.ops} != {weights.element_bytes}:
             raise ValueError(f"the plans are not for {weights.format} weights")
 
         self.geometry, self.device, self.grid = geometry, device, grids.pop()
@@ -90,6 +90,10 @@ class DecodeStep:
         self._tile_tables = {rows: self._tile_table(plan) for rows, plan in plans.items()}
         self._host = _HostWords(device)
         self._params = {rows: self._make_params(rows, plan, deadline_s, rank) for rows, plan in plans.items()}
+
+    @property
+    def weights(self) -> DecodeStepWeights:
+        return self._weights
 
     @property
     def extra_bytes(self) -> int:

@@ -59,14 +59,16 @@ class LayerTensors:
         weights = ((self.qkv, 1), (self.out_proj, 1), (self.gate_up, 2), (self.down, 1))
         return [(weight.data_ptr(), *weight.shape, num_parts, weight.element_size()) for weight, num_parts in weights]
 
-    def dequantized(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix as it is meant, [N, K] in `dtype`: its elements, times their scales if it is FP8."""
-        weight, scale = getattr(self, name).to(dtype), getattr(self, f"{name}_scale")
+    def dequantized(self, name: str, dtype: torch.dtype, rows: slice = slice(None)) -> torch.Tensor:
+        """The matrix, or some of its rows, as it is meant, in `dtype`: elements times their scales, if it is FP8."""
+        matrix, scale = getattr(self, name), getattr(self, f"{name}_scale")
+        weight = matrix[rows].to(dtype)
         if scale is None:
             return weight
         if scale.dim() == 1:
-            return weight * scale.to(dtype)[:, None]
-        return weight * scale.to(dtype).repeat_interleave(abi.SCALE_BLOCK, 0).repeat_interleave(abi.SCALE_BLOCK, 1)
+            return weight * scale[rows].to(dtype)[:, None]
+        blocks = torch.arange(matrix.shape[0], device=scale.device)[rows] // abi.SCALE_BLOCK
+        return weight * scale[blocks].to(dtype).repeat_interleave(abi.SCALE_BLOCK, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,11 @@ class DecodeStepWeights:
     def format(self) -> str:
         """A name in abi.WEIGHT_FORMATS."""
         return self.layers[0].format
+
+    @property
+    def element_bytes(self) -> int:
+        """Of a weight of a matrix: 2 bf16, 1 FP8."""
+        return self.layers[0].qkv.element_size()
 
 
 _OPTIONAL = ("qkv_bias", "q_norm", "k_norm")  # of a layer: not every family has them

@@ -53,7 +53,7 @@ class NvidiaStep:
         self._replaced = [("model." + name if name else "model", module) for name, module in model.model.named_modules()]
         self._kv: sglang_state.KvState | None = None
         self._checked: set[int] = set()
-        self._self_check = SelfCheck(model, geometry, tolerances) if config.get().self_check else None
+        self._self_check = SelfCheck(model, geometry, step.weights, tolerances) if config.get().self_check else None
         if self._self_check is None:
             logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: decode_step serves without being compared to SGLang's forward")
         self.coverage = Coverage(step.executed, DECODE if tokens_per_request == 1 else VERIFY)

@@ -4,6 +4,10 @@ The data SGLang warms up with (token 0, position 0, length 1, slot 0) exercises 
 tokens, requests of many lengths over scattered pages, K and V at the model's scale; for verify, a chain of draft tokens behind
 each. Whatever it touches is put back. It runs on the forward's thread with the device idle on both sides, so no other stream
 sees its data.
+
+With FP8 weights, ours is compared to SGLang's forward with exact products (runtime/exact_linears.py). SGLang's own forward, which rounds
+activations to FP8, is compared to that too: how far it is off stands in the report, and over the first two layers, which meet every
+matrix of a layer and add little rounding, it must agree, or we misread the weights.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from typing import Any
 
 import torch
 
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
+from sgl_lowlatency.runtime.exact_linears import exact_linears
 from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, like_keys, make_inputs, value_scale
 from sgl_lowlatency.runtime.sglang_state import KvState
 
@@ -25,25 +31,32 @@ SEED = 20_241
 # Over the logits [rows, vocab], and over the K and V rows that the step wrote, of the first layer (one norm, one matrix and
 # one rotation away from the embedding: hardly any error of rounding) and of all layers.
 FIGURES = ("logits.relative_l2", "first_layer_kv.relative_l2", "kv.relative_l2")
+# Of SGLang's own forward on FP8 weights against its exact one: over the K and V rows of the first two layers.
+SGLANG_FP8_FIGURE = "sglang_fp8.first_layers_kv.relative_l2"
 
 
 @dataclass
 class SelfCheckReport:
     """lengths: of every request, as SGLang counts them. figures: the worst value of each tolerance's name. misses: one sentence a
-    figure out of tolerance, empty on a pass."""
+    figure out of tolerance, empty on a pass. sglang_fp8: of FP8 weights, FIGURES of SGLang's own forward, for people to read
+    beside ours.
+    """
 
     rows: int
     tokens_per_request: int = 1
     lengths: list[int] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
+    sglang_fp8: dict[str, float] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def __str__(self) -> str:
         figures = ", ".join(f"{name} {value:.2g}" for name, value in sorted(self.figures.items()))
         verdict = "FAILED: " + "; ".join(self.misses) if self.misses else "passed"
+        beside = ", ".join(f"{name} {value:.2g}" for name, value in sorted(self.sglang_fp8.items()))
+        beside = f"; SGLang's own FP8 activations: {beside}" if beside else ""
         what = f"{self.rows} rows" if self.tokens_per_request == 1 else f"verify of {self.rows} rows, {self.tokens_per_request} a request"
-        return f"{what}, lengths {self.lengths}, {self.seconds:.2f} s: {verdict} ({figures})"
+        return f"{what}, lengths {self.lengths}, {self.seconds:.2f} s: {verdict} ({figures}{beside})"
 
 
 @dataclass(frozen=True)
@@ -55,16 +68,17 @@ class _Outputs:
 class SelfCheck:
     """Checks one model's widths.
 
-    tolerances: name in FIGURES -> the largest relative L2 error, ||ours - SGLang's|| / ||SGLang's||, of any row. Raises
-    ValueError for another name.
+    weights: the model's, as the kernel reads them. tolerances: name in FIGURES -> the largest relative L2 error,
+    ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only. Raises ValueError for another name.
     """
 
-    def __init__(self, model: torch.nn.Module, geometry: Geometry, tolerances: Mapping[str, float]):
-        unknown = sorted(set(tolerances) - set(FIGURES))
-        if unknown:
-            raise ValueError(f"the self-check has no figure {unknown[0]!r}, only {', '.join(FIGURES)}")
-        self._layers = list(model.model.layers)
-        self._geometry, self._tolerances = geometry, tolerances
+    def __init__(self, model: torch.nn.Module, geometry: Geometry, weights: DecodeStepWeights, tolerances: Mapping[str, float]):
+        known = (*FIGURES, SGLANG_FP8_FIGURE)
+        if unknown := sorted(set(tolerances) - set(known)):
+            raise ValueError(f"the self-check has no figure {unknown[0]!r}, only {', '.join(known)}")
+        self._model, self._geometry, self._weights = model, geometry, weights
+        self._is_fp8 = weights.format != "bf16"
+        self._tolerances = {name: bound for name, bound in tolerances.items() if self._is_fp8 or name != SGLANG_FP8_FIGURE}
 
     @torch.no_grad()
     def run(
@@ -90,10 +104,10 @@ class SelfCheck:
                 kv.req_to_token[inputs.request_rows, : inputs.columns] = batch.table
                 forward_batch = sglang_state.check_batch(template, **batch.tokens)
                 sglang_state.plan_attention(forward_batch)
-                expected = self._outputs(original, forward_batch, kv)
+                expected = self._expected(original, forward_batch, kv, report)
                 sglang_state.plan_attention(forward_batch)
                 actual = self._outputs(ours, forward_batch, kv)
-                self._compare(expected, actual, report)
+                _note(report.figures, _errors(actual, expected))
         report.misses = [
             f"{name} {report.figures[name]:.3g} is not within {bound:g}"
             for name, bound in self._tolerances.items()
@@ -106,14 +120,26 @@ class SelfCheck:
         """Writes a real-scale context: K as the k norm or the projection leaves it, V as the projection makes it."""
         device = inputs.slots.device
         noise = torch.Generator(device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
-        for layer, module in enumerate(self._layers):
+        for layer, tensors in enumerate(self._weights.layers):
             shape = (len(inputs.slots), *kv.k[layer].shape[1:])
-            attention = module.self_attn
-            k = like_keys(torch.randn(shape, generator=noise, device=device), attention, module.input_layernorm.weight)
+            k = like_keys(torch.randn(shape, generator=noise, device=device), tensors)
             v = torch.randn(shape, generator=noise, device=device) * inputs.loudness[:, None, None]
-            v *= value_scale(attention.qkv_proj.weight, module.input_layernorm.weight, self._geometry)
+            v *= value_scale(tensors, self._geometry)
             kv.k[layer][inputs.slots] = k.to(torch.bfloat16)
             kv.v[layer][inputs.slots] = v.to(torch.bfloat16)
+
+    def _expected(self, original: Callable[..., Any], forward_batch: Any, kv: KvState, report: SelfCheckReport) -> _Outputs:
+        """What ours is compared to: SGLang's forward; of FP8 weights with exact products, and its own is noted beside."""
+        sglang = self._outputs(original, forward_batch, kv)
+        if not self._is_fp8:
+            return sglang
+        with exact_linears(self._model, self._weights):
+            sglang_state.plan_attention(forward_batch)
+            exact = self._outputs(original, forward_batch, kv)
+        errors = _errors(sglang, exact)
+        _note(report.sglang_fp8, errors)
+        _note(report.figures, {SGLANG_FP8_FIGURE: errors["kv.relative_l2"][:2]})
+        return exact
 
     def _outputs(self, forward: Callable[..., Any], forward_batch: Any, kv: KvState) -> _Outputs:
         written = forward_batch.out_cache_loc
@@ -124,13 +150,20 @@ class SelfCheck:
         pairs = [torch.stack([k[written], v[written]]) for k, v in zip(kv.k, kv.v)]
         return _Outputs(logits=logits.float().clone(), kv_rows=torch.stack(pairs).float().flatten(start_dim=3))
 
-    def _compare(self, expected: _Outputs, actual: _Outputs, report: SelfCheckReport) -> None:
-        kv_errors = relative_l2(actual.kv_rows, expected.kv_rows)
-        for name, errors in zip(FIGURES, (relative_l2(actual.logits, expected.logits), kv_errors[:1], kv_errors)):
-            worst = float(errors.max()) if not bool(errors.isnan().any()) else float("nan")
-            known = report.figures.get(name, 0.0)
-            # NaN stays: it compares false with everything, also with the tolerance
-            report.figures[name] = known if known != known or known > worst else worst
+
+def _errors(actual: _Outputs, expected: _Outputs) -> dict[str, torch.Tensor]:
+    """FIGURES of every row."""
+    kv_errors = relative_l2(actual.kv_rows, expected.kv_rows)
+    return dict(zip(FIGURES, (relative_l2(actual.logits, expected.logits), kv_errors[:1], kv_errors)))
+
+
+def _note(figures: dict[str, float], errors: Mapping[str, torch.Tensor]) -> None:
+    """Keeps the worst of each."""
+    for name, of_rows in errors.items():
+        worst = float(of_rows.max()) if not bool(of_rows.isnan().any()) else float("nan")
+        known = figures.get(name, 0.0)
+        # NaN stays: it compares false with everything, also with the tolerance
+        figures[name] = known if known != known or known > worst else worst
 
 
 def relative_l2(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from sgl_lowlatency.kernels.decode_step_tensors import LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime.sglang_state import KvState
 
@@ -128,26 +128,22 @@ def _old_lengths(geometry: Geometry, kv: KvState, requests: int, news: int) -> l
     return olds
 
 
-def value_scale(qkv: torch.Tensor, input_norm: torch.Tensor, geometry: Geometry) -> float:
-    """RMS of a layer's V for normalised inputs of unit RMS: the scale at which its own V rows come out.
-
-    qkv: [(num_q_heads + 2 num_kv_heads) head_dim, hidden] bf16, input_norm: [hidden] bf16.
-    """
-    return _row_scale(qkv[-geometry.num_kv_heads * geometry.head_dim :], input_norm)
+def value_scale(tensors: LayerTensors, geometry: Geometry) -> float:
+    """RMS of a layer's V for normalised inputs of unit RMS: the scale at which its own V rows come out."""
+    return _row_scale(tensors, slice(-geometry.num_kv_heads * geometry.head_dim, None))
 
 
-def like_keys(noise: torch.Tensor, attention: Any, input_norm: torch.Tensor) -> torch.Tensor:
+def like_keys(noise: torch.Tensor, tensors: LayerTensors) -> torch.Tensor:
     """noise [tokens, num_kv_heads, head_dim] of unit RMS, scaled and shifted as the layer's own K rows come out: by its k norm,
-    or without one by the projection and its bias. attention: SGLang's attention module of the layer."""
-    norm = getattr(attention, "k_norm", None)
-    if norm is not None:
-        return noise * norm.weight.float()
+    or without one by the projection and its bias."""
+    if tensors.k_norm is not None:
+        return noise * tensors.k_norm.float()
     kv_size = noise[0].numel()
     keys = slice(-2 * kv_size, -kv_size)  # rows are q | k | v
-    k = noise * _row_scale(attention.qkv_proj.weight[keys], input_norm)
-    bias = getattr(attention.qkv_proj, "bias", None)
-    return k if bias is None else k + bias[keys].float().view(noise.shape[1:])
+    k = noise * _row_scale(tensors, keys)
+    return k if tensors.qkv_bias is None else k + tensors.qkv_bias[keys].float().view(noise.shape[1:])
 
 
-def _row_scale(rows: torch.Tensor, input_norm: torch.Tensor) -> float:
-    return math.sqrt(float((rows.float() * input_norm.float()).square().sum(dim=1).mean()))
+def _row_scale(tensors: LayerTensors, rows: slice) -> float:
+    projection = tensors.dequantized("qkv", torch.float32, rows)
+    return math.sqrt(float((projection * tensors.input_norm.float()).square().sum(dim=1).mean()))

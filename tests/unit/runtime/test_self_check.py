@@ -30,7 +30,7 @@ CHAIN_BUGS = {
 
 
 def run(serving, ours, requests, tolerances=TOLERANCES):
-    check = SelfCheck(serving.model, serving.geometry, tolerances)
+    check = SelfCheck(serving.model, serving.geometry, serving.weights, tolerances)
     return check.run(serving.standard, ours, serving.batch(requests), serving.kv)
 
 
@@ -159,7 +159,7 @@ def test_everything_touched_is_put_back(make_serving, fails, drafts):
         with pytest.raises(RuntimeError, match="the kernel stopped"):
             run(serving, ours, 3)
     else:
-        assert SelfCheck(serving.model, serving.geometry, TOLERANCES).run(serving.standard, ours, template, serving.kv).misses == []
+        assert SelfCheck(serving.model, serving.geometry, serving.weights, TOLERANCES).run(serving.standard, ours, template, serving.kv).misses == []
     assert not torch.equal(seen[0][0], before[0]), "the check wrote no context of its own"
     assert seen[0][1] != "of the running forward"
     after = (*serving.kv.k, *serving.kv.v, serving.kv.req_to_token)
@@ -178,11 +178,11 @@ def test_both_sides_get_the_same_batch_and_fresh_metadata(serving):
         assert torch.equal(positions, forward_batch.seq_lens - 1)
         return serving.standard(input_ids, positions, forward_batch)
 
-    SelfCheck(serving.model, serving.geometry, TOLERANCES).run(record, record, serving.batch(2), serving.kv)
+    SelfCheck(serving.model, serving.geometry, serving.weights, TOLERANCES).run(record, record, serving.batch(2), serving.kv)
     for ours, theirs in zip(batches[::2], batches[1::2]):
         assert ours[0] is theirs[0] and ours[1] != theirs[1]
 
 
 def test_an_unknown_tolerance_is_refused(serving):
     with pytest.raises(ValueError, match="no figure 'logits.max_abs'"):
-        SelfCheck(serving.model, serving.geometry, {"logits.max_abs": 1.0})
+        SelfCheck(serving.model, serving.geometry, serving.weights, {"logits.max_abs": 1.0})

@@ -10,6 +10,8 @@ from sgl_lowlatency.runtime.self_check_inputs import GUARD, LENGTHS, LOUD, make_
 from sgl_lowlatency.runtime.sglang_state import KvState
 from tiny_serving import GEOMETRY
 
+from sgl_lowlatency.reference.inputs import random_weights
+
 
 def pool(num_slots=4096, page_size=1, request_rows=40, context=1100):
     buffer = torch.zeros((num_slots, GEOMETRY.num_kv_heads, GEOMETRY.head_dim), dtype=torch.bfloat16)
@@ -131,4 +133,5 @@ def test_value_scale_is_that_of_the_projection():
     norm = 1 + 0.2 * torch.randn(hidden, generator=generator)
     x = torch.randn((400, hidden), generator=generator) * norm
     values = (x @ qkv.T)[:, -geometry.num_kv_heads * geometry.head_dim :]
-    assert value_scale(qkv.bfloat16(), norm.bfloat16(), geometry) == pytest.approx(float(values.square().mean().sqrt()), rel=0.03)
+    tensors = dataclasses.replace(random_weights(GEOMETRY, 0).layers[0], qkv=qkv.bfloat16(), input_norm=norm.bfloat16())
+    assert value_scale(tensors, geometry) == pytest.approx(float(values.square().mean().sqrt()), rel=0.03)

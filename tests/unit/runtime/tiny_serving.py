@@ -14,12 +14,13 @@ from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from verify_step import causal, standard_verify
 
 from sgl_lowlatency.kernels.decode_step import DecodeStep, EmulationOptions
-from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.reference import standard_path
 from sgl_lowlatency.reference.inputs import random_weights
 from sgl_lowlatency.reference.step import StepInputs
+from sgl_lowlatency.runtime.exact_linears import ExactLinear
 from sgl_lowlatency.runtime.sglang_state import KvState
 
 GEOMETRY = Geometry(
@@ -38,6 +39,20 @@ def _holder(weight: torch.Tensor) -> torch.nn.Module:
     return module
 
 
+def _linear(tensors: LayerTensors, name: str) -> torch.nn.Module:
+    """A linear layer as SGLang holds it after loading: FP8 with a scale a row has its weight transposed and its scales in a column."""
+    weight, scale = getattr(tensors, name), getattr(tensors, f"{name}_scale")
+    if tensors.format != "fp8_channel":
+        module = _holder(weight)
+        if scale is not None:
+            module.weight_scale_inv = torch.nn.Parameter(scale, requires_grad=False)
+    else:
+        module = _holder(weight.t())
+        module.weight_scale = torch.nn.Parameter(scale[:, None], requires_grad=False)
+    module.quant_method = "SGLang's own"
+    return module
+
+
 class TinyModel(torch.nn.Module):
     """The attributes of Qwen3ForCausalLM that the runtime and the build read."""
 
@@ -49,10 +64,10 @@ class TinyModel(torch.nn.Module):
         for tensors in weights.layers:
             layer, attention, mlp = torch.nn.Module(), torch.nn.Module(), torch.nn.Module()
             layer.input_layernorm, layer.post_attention_layernorm = _holder(tensors.input_norm), _holder(tensors.post_norm)
-            attention.qkv_proj, attention.o_proj = _holder(tensors.qkv), _holder(tensors.out_proj)
+            attention.qkv_proj, attention.o_proj = _linear(tensors, "qkv"), _linear(tensors, "out_proj")
             attention.q_norm, attention.k_norm = _holder(tensors.q_norm), _holder(tensors.k_norm)
             attention.rotary_emb = SimpleNamespace(cos_sin_cache=weights.cos_sin)
-            mlp.gate_up_proj, mlp.down_proj = _holder(tensors.gate_up), _holder(tensors.down)
+            mlp.gate_up_proj, mlp.down_proj = _linear(tensors, "gate_up"), _linear(tensors, "down")
             layer.self_attn, layer.mlp = attention, mlp
             self.model.layers.append(layer)
         self.lm_head = _holder(lm_head)
@@ -67,10 +82,11 @@ class TinyServing:
     """One model with its pools. page_size and num_slots shape the KV pool. drafts: tokens a request, 1 for plain decode."""
 
     def __init__(
-        self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100, drafts: int = 1
+        self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100, drafts: int = 1,
+        weight_format: str = "bf16",
     ):
         g, self.drafts = GEOMETRY, drafts
-        self.geometry, self.weights = g, random_weights(g, seed=0)
+        self.geometry, self.weights = g, random_weights(g, seed=0, weight_format=weight_format)
         generator = torch.Generator().manual_seed(1)
         lm_head = (torch.randn(g.vocab, g.hidden, generator=generator) * 3 * g.hidden**-0.5).bfloat16()
         self.model = TinyModel(self.weights, lm_head)
@@ -94,7 +110,8 @@ class TinyServing:
         self.backend.forward_metadata = f"of planned batch {len(self.planned)}"
 
     def plans(self, *widths: int):
-        return {rows: make_plan(self.geometry, rows, GRID, SHARED_MEMORY_BYTES, rows_per_request=self.drafts) for rows in widths}
+        kinds = {"rows_per_request": self.drafts, "element_bytes": self.weights.element_bytes}
+        return {rows: make_plan(self.geometry, rows, GRID, SHARED_MEMORY_BYTES, **kinds) for rows in widths}
 
     def decode_step(self, *widths: int, planted: int = 0):
         options = EmulationOptions(planted=planted)
@@ -126,14 +143,15 @@ class TinyServing:
         return forward
 
     def standard(self, input_ids, positions, forward_batch):
-        """The model's own forward."""
+        """The model's own forward: its linear layers round the activations of FP8 weights, unless others stand in for them."""
         fb = forward_batch
         if fb.forward_mode.is_target_verify():
             return self.verify()(input_ids, positions, fb)
+        rounds = not isinstance(self.model.model.layers[0].self_attn.qkv_proj.quant_method, ExactLinear)
         inputs = StepInputs(
             input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, self.kv.req_to_token, self.kv.k, self.kv.v
         )
-        outputs = standard_path.decode_step(self.geometry, self.weights, inputs, self.model.lm_head.weight)
+        outputs = standard_path.decode_step(self.geometry, self.weights, inputs, self.model.lm_head.weight, rounds_activations=rounds)
         for layer in range(self.geometry.num_layers):
             self.kv.k[layer][fb.out_cache_loc] = outputs.k_rows[layer]
             self.kv.v[layer][fb.out_cache_loc] = outputs.v_rows[layer]

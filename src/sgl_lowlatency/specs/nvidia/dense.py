@@ -46,10 +46,15 @@ PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
 LOGITS_RELATIVE_L2 = 0.12  # over next_token_logits
 KV_RELATIVE_L2 = 0.12  # over the K and V rows that the step wrote, any layer
 FIRST_LAYER_KV_RELATIVE_L2 = 0.012  # over those of the first layer
+# Of FP8 weights the same holds against SGLang's forward with exact products (runtime/exact_linears.py). Its own, which rounds
+# activations to FP8, was 0.05 to 0.11 from that over the K and V rows of the first two layers, random weights (in the models of
+# SGLang's layers that tests have; never measured on a GPU), and 0.4 after 36 layers. The bound finds weights that we misread, not roundings.
+SGLANG_FP8_RELATIVE_L2 = 0.3
 TOLERANCES = {
     "logits.relative_l2": LOGITS_RELATIVE_L2,
     "kv.relative_l2": KV_RELATIVE_L2,
     "first_layer_kv.relative_l2": FIRST_LAYER_KV_RELATIVE_L2,
+    "sglang_fp8.first_layers_kv.relative_l2": SGLANG_FP8_RELATIVE_L2,
 }
 
 
