@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--name", default="kernel-decode-step", help="results file name")
     parser.add_argument("--models", default="qwen3-8b", help=f"comma list out of {', '.join(models.SHAPES)}")
+    parser.add_argument("--weights", choices=tuple(decode_step.WEIGHT_FORMATS), default="bf16", help="of the layers' matrices")
     parser.add_argument("--layers", type=int, default=None, help="cut the models to this many layers")
     parser.add_argument("--contexts", type=numbers(1, None), default=default.contexts)
     parser.add_argument("--rows", type=numbers(1, abi.MAX_ROWS), default=default.rows)
@@ -65,7 +66,7 @@ def main() -> int:
         print(f"decode_step: {refusal}", file=sys.stderr)
         return 2
     settings = decode_step.Settings(
-        args.rows, args.contexts, args.groups, args.group_ms, args.kernel_deadline, panel_budget_bytes=args.panel_budget
+        args.rows, args.contexts, args.groups, args.group_ms, args.kernel_deadline, panel_budget_bytes=args.panel_budget, weights=args.weights
     )
     shapes = {name: models.named_shape(name, args.layers) for name in args.models.split(",")}
     device = torch.device("cuda", torch.cuda.current_device())

@@ -118,3 +118,8 @@ def test_fp8_made_of_a_bf16_checkpoint_is_served_where_k_is_in_blocks_of_128():
 def test_reasons_add_up():
     found = reasons(server(quantization="awq", device="cpu"), hf_config(head_dim=96, attention_bias=True))
     assert len(found) == 4
+
+
+def test_fp8_weights_need_a_gpu():
+    (reason,) = reasons(server(device="cpu"), hf_config(quantization_config=FP8), emulate=True)
+    assert reason.startswith("FP8 weights in host emulation: SGLang's CPU backend")

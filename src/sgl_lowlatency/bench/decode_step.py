@@ -28,13 +28,15 @@ from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.reference.inputs import random_weights
 
 WEIGHTS = "real-scale random, seed 0"
+WEIGHT_FORMATS = {"bf16": "bf16", "fp8": "fp8_block"}  # of --weights, as abi.WEIGHT_FORMATS names them
 LM_HEAD_SEED = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """rows, contexts: the cases. groups, group_ms: repeats of a time, and how long each replays. kernel_deadline_s: of every wait
-    in the kernel. panel_budget_bytes: of activations in shared memory at a time."""
+    in the kernel. panel_budget_bytes: of activations in shared memory at a time. weights: of the layers' matrices, bf16 or fp8 (a scale
+    a block of 128 x 128)."""
 
     rows: tuple[int, ...] = (1, 2, 4, 8, 16)
     contexts: tuple[int, ...] = (32, 1024, 8000)
@@ -42,6 +44,7 @@ class Settings:
     group_ms: float = 60.0
     kernel_deadline_s: float = 5.0
     panel_budget_bytes: int = DEFAULT_PANEL_BUDGET_BYTES
+    weights: str = "bf16"
 
 
 class Model:
@@ -51,10 +54,9 @@ class Model:
         self.shape, self.settings, self.device = shape, settings, device
         limits, geometry = device_limits(device), shape.geometry
         grid = grid_for(geometry, limits.grid)
-        self.plans = {
-            rows: make_plan(geometry, rows, grid, limits.shared_memory_bytes, settings.panel_budget_bytes) for rows in settings.rows
-        }
-        weights = random_weights(geometry, 0, device, shape.has_qk_norm, shape.has_qkv_bias)
+        weights = random_weights(geometry, 0, device, shape.has_qk_norm, shape.has_qkv_bias, WEIGHT_FORMATS[settings.weights])
+        sizes = grid, limits.shared_memory_bytes, settings.panel_budget_bytes
+        self.plans = {rows: make_plan(geometry, rows, *sizes, element_bytes=weights.element_bytes) for rows in settings.rows}
         self.step = DecodeStep(geometry, self.plans, weights, device, deadline_s=settings.kernel_deadline_s)
         head = weights.embedding
         if not shape.tied_head:
@@ -98,14 +100,16 @@ class Model:
         return problems + self.head.problems(inputs.hidden)
 
 
-def row_of(name: str, shape: Shape, rows: int, context: int, on_ms: list[float], step_head_ms: list[float], read_gb_s: float) -> dict:
+def row_of(
+    name: str, shape: Shape, rows: int, context: int, on_ms: list[float], step_head_ms: list[float], read_gb_s: float, weights: str = "bf16"
+) -> dict:
     """The results row of one case from its times: the step's, the step's with the LM head, floors of both."""
     floor_bytes, head_floor_bytes = (
-        floors.step_bytes(shape, rows=rows, context=context, with_head=with_head) for with_head in (False, True)
+        floors.step_bytes(shape, rows=rows, context=context, with_head=with_head, fp8=weights == "fp8") for with_head in (False, True)
     )
     step_head_floor_ms = floors.floor_ms(head_floor_bytes, read_gb_s)
     return {
-        "model": name, "dtype": "bf16", "tp": 1, "mode": "decode", "kernel": "decode_step", "metric": "step",
+        "model": name, "dtype": weights, "tp": 1, "mode": "decode", "kernel": "decode_step", "metric": "step",
         "batch": rows, "rows": rows, "context": context, "layers": shape.num_layers,
         "on_ms": [round(t, 5) for t in on_ms],
         "floor_ms": floors.floor_ms(floor_bytes, read_gb_s), "floor_bytes": floor_bytes, "read_gb_s": round(read_gb_s),
@@ -148,7 +152,7 @@ def measure_context(
         replays = [graph.replay for graph in graphs]
         problems = model.problems(inputs, *replays)
         on_ms, step_head_ms = timing.in_turn(replays, groups=settings.groups, target_ms=settings.group_ms)
-        row = row_of(name, shape, rows, context, on_ms, step_head_ms, read_gb_s)
+        row = row_of(name, shape, rows, context, on_ms, step_head_ms, read_gb_s, settings.weights)
         row = results.add(**row, plan=model.plans[rows].hash[:12], problems=problems)
         say(
             f"{name}, {rows} rows of {context} tokens: {stats.median(on_ms):.4f} ms, {100 * row['on_floor_share']:.0f} % of the "

@@ -61,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"comma list out of {', '.join(GEOMETRIES)}, and paths of a model's config.json or of the folder that holds it "
         "(default qwen3-8b)",
     )  # fmt: skip
+    parser.add_argument(
+        "--weights", choices=("bf16", "fp8"), default="bf16", help="of the layers' matrices; fp8 has a scale a block of 128 x 128 (default bf16)"
+    )
     parser.add_argument("--layers", type=whole, metavar="N", help="measure the first N layers only, where the model does not fit")
     parser.add_argument(
         "--rows", type=numbers(1, abi.MAX_ROWS), default=(1, 2, 4, 8), metavar="LIST",
@@ -171,7 +174,9 @@ def _measure(args: argparse.Namespace, models: list[tuple[str, Shape]], results:
 
     gpu = torch.cuda.get_device_name(device)
     results.set(**provenance.gpu(decode_step.device_id(device)) | {"gpu": gpu})
-    settings = decode_step.Settings(rows=args.rows, contexts=args.contexts, groups=args.groups, group_ms=args.group_ms)
+    settings = decode_step.Settings(
+        rows=args.rows, contexts=args.contexts, groups=args.groups, group_ms=args.group_ms, weights=args.weights
+    )
     most = {"rows": max(args.rows), "context": max(args.contexts)}
     for name, shape in models:  # before the first minute is spent
         if refusal := memory.reason(name, shape, **most, free_bytes=torch.cuda.mem_get_info(device)[0], gpu=gpu):

@@ -75,7 +75,7 @@ class GreedyOracle:
             at = torch.tensor([position])
             inputs = StepInputs(torch.tensor([token]), at, at + 1, torch.tensor([0]), at, table, k, v)
             if dtype == torch.bfloat16:
-                outputs = standard_path.decode_step(g, self._weights, inputs, self._lm_head)
+                outputs = standard_path.decode_step(g, self._weights, inputs, self._lm_head, rounds_activations=False)
             else:
                 outputs = dense_decode.decode_step(g, self._weights, inputs, dtype, self._lm_head)
             for layer in range(g.num_layers):
@@ -104,19 +104,30 @@ def _load(model: Path) -> tuple[Geometry, DecodeStepWeights, torch.Tensor]:
 
     has_bias = "model.layers.0.self_attn.q_proj.bias" in tensors
 
+    def matrix(name: str, *parts: str) -> dict[str, torch.Tensor]:
+        """LayerTensors' fields of a matrix whose rows are these projections', with its FP8 scales if it has any."""
+        weights = [tensors[f"{part}.weight"] for part in parts]
+        if weights[0].dtype != torch.float8_e4m3fn:
+            return {name: torch.cat(weights)}
+        whole = torch.cat([weight.view(torch.uint8) for weight in weights]).view(torch.float8_e4m3fn)
+        if f"{parts[0]}.weight_scale_inv" in tensors:
+            return {name: whole, f"{name}_scale": torch.cat([tensors[f"{part}.weight_scale_inv"] for part in parts])}
+        of_rows = [tensors[f"{part}.weight_scale"].expand(len(weight)) for part, weight in zip(parts, weights)]
+        return {name: whole, f"{name}_scale": torch.cat(of_rows)}
+
     def layer(index: int) -> LayerTensors:
         at = f"model.layers.{index}."
         attention, mlp = at + "self_attn.", at + "mlp."
         return LayerTensors(
             input_norm=tensors[at + "input_layernorm.weight"],
-            qkv=torch.cat([tensors[f"{attention}{name}_proj.weight"] for name in "qkv"]),
+            **matrix("qkv", *[f"{attention}{name}_proj" for name in "qkv"]),
             qkv_bias=torch.cat([tensors[f"{attention}{name}_proj.bias"] for name in "qkv"]) if has_bias else None,
             q_norm=tensors.get(attention + "q_norm.weight"),
             k_norm=tensors.get(attention + "k_norm.weight"),
-            out_proj=tensors[attention + "o_proj.weight"],
+            **matrix("out_proj", attention + "o_proj"),
             post_norm=tensors[at + "post_attention_layernorm.weight"],
-            gate_up=torch.cat([tensors[mlp + "gate_proj.weight"], tensors[mlp + "up_proj.weight"]]),
-            down=tensors[mlp + "down_proj.weight"],
+            **matrix("gate_up", mlp + "gate_proj", mlp + "up_proj"),
+            **matrix("down", mlp + "down_proj"),
         )
 
     weights = DecodeStepWeights(

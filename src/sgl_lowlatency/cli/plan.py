@@ -16,6 +16,7 @@ from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
 
 H200_SMS = 132
+ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=int, default=1, help=f"rows of the step, 1..{MAX_ROWS} (default 1)")
     parser.add_argument("--rows-per-request", type=int, default=1, help="rows of each request: above 1, a verify step (default 1)")
+    parser.add_argument("--weights", choices=ELEMENT_BYTES, default="bf16", help="what the matrices are made of (default bf16)")
     parser.add_argument(
         "--grid", type=int, help=f"blocks (default: what a server uses on {H200_SMS} SMs, an H200; a small model takes fewer)"
     )
@@ -54,7 +56,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         geometry = load_geometry(args.geometry)
         grid = grid_for(geometry, H200_SMS) if args.grid is None and not geometry.reasons() else args.grid or H200_SMS
-        plan = make_plan(geometry, args.rows, grid, args.shared_memory_bytes, rows_per_request=args.rows_per_request)
+        plan = make_plan(
+            geometry, args.rows, grid, args.shared_memory_bytes,
+            rows_per_request=args.rows_per_request, element_bytes=ELEMENT_BYTES[args.weights],
+        )
         if args.picture:
             draw(plan).save(args.picture)
     except (PlanError, ValueError, OSError) as error:

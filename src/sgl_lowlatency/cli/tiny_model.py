@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from sgl_lowlatency.guard.family import QWEN3, Family
+from sgl_lowlatency.reference.quantized import quantize
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -49,8 +50,20 @@ class TinyModel:
     rope_theta: float = 1_000_000.0
 
 
-def make_tiny_model(directory: Path, sizes: TinyModel = TinyModel(), seed: int = 0, family: Family = QWEN3) -> None:
-    """Writes config.json, model.safetensors (bf16) and the tokenizer files into `directory`, which is created."""
+# The quantization_config of FP8 checkpoints: Qwen3-8B-FP8's, with scales of blocks, and of checkpoints with a scale a matrix.
+FP8_CONFIGS = {
+    "fp8_block": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "fp8_tensor": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+}
+
+
+def make_tiny_model(
+    directory: Path, sizes: TinyModel = TinyModel(), seed: int = 0, family: Family = QWEN3, weights: str = "bf16"
+) -> None:
+    """Writes config.json, model.safetensors and the tokenizer files into `directory`, which is created.
+
+    weights: of the projections, "bf16" or a name in FP8_CONFIGS; everything else is bf16.
+    """
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -68,9 +81,23 @@ def make_tiny_model(directory: Path, sizes: TinyModel = TinyModel(), seed: int =
         "eos_token_id": 2,
         **sizes.__dict__,
     }
+    if weights != "bf16":
+        config["quantization_config"] = FP8_CONFIGS[weights]
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "do_sample": False}))
-    save_file(dict(_tensors(sizes, seed, family)), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(_quantized(_tensors(sizes, seed, family), weights)), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _quantized(tensors: Iterator[tuple[str, torch.Tensor]], weights: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors, those of projections in FP8 and followed by their scales."""
+    for name, tensor in tensors:
+        if weights == "bf16" or not name.endswith("_proj.weight"):
+            yield name, tensor
+        elif weights == "fp8_block":
+            yield from zip((name, f"{name}_scale_inv"), quantize(tensor.float(), (tensor.shape[0] // 128, tensor.shape[1] // 128)))
+        else:
+            codes, scale = quantize(tensor.float(), (1, 1))
+            yield from ((name, codes), (f"{name}_scale", scale[0, 0]))
 
 
 def _tensors(sizes: TinyModel, seed: int, family: Family) -> Iterator[tuple[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
-from sgl_lowlatency.guard.quantization import FP8, element_bytes, quantization_reasons
+from sgl_lowlatency.guard.quantization import FP8, element_bytes, emulation_reasons, quantization_reasons
 from sgl_lowlatency.kernels.geometry import Geometry
 
 # SGLang's Rotary classes for these types only change the cos/sin table, which the kernel reads; the rotation is the
@@ -138,5 +138,6 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
         lambda: _server_argument_reasons(cfg),
         lambda: _backend_reasons(cfg),
         lambda: _device_reasons(cfg, emulate),
+        lambda: emulation_reasons(cfg, hf_config) if emulate else [],
     )
     return [reason for check in checks for reason in check()]

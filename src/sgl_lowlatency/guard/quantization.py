@@ -38,6 +38,13 @@ def quantization_reasons(hf_config: Any) -> list[str]:
     return reasons
 
 
+def emulation_reasons(cfg: Any, hf_config: Any) -> list[str]:
+    """Why host emulation cannot serve the weights: there SGLang itself runs on the CPU."""
+    if element_bytes(cfg, hf_config) == 2:
+        return []
+    return ["FP8 weights in host emulation: SGLang's CPU backend packs them for Intel AMX, or refuses them"]
+
+
 def _checkpoint_config(hf_config: Any) -> dict[str, Any]:
     config = getattr(hf_config, "quantization_config", None) or {}
     return config if isinstance(config, dict) else config.to_dict()

@@ -13,7 +13,10 @@ FLOOR_TB_S = 4.65  # measured plain read bandwidth of an H200
 
 
 def weight_bytes(plan: StaticPlan) -> int:
-    """Bytes of all layers' weights and norms that one step reads, each once. The LM head is not part of the kernel."""
+    """Bytes of all layers' weights and norms that one step reads, each once, FP8 scales not counted (a 4,000th of their weights).
+
+    The LM head is not part of the kernel.
+    """
     norms = 2 * (2 * plan.geometry.hidden + 2 * plan.geometry.head_dim)
     layer = sum(op.num_tiles * op.tile_weight_bytes for op in plan.ops) + norms
     return layer * plan.geometry.num_layers + 2 * plan.geometry.hidden * (1 + plan.rows)
@@ -52,9 +55,9 @@ def describe_rows(plan: StaticPlan) -> str:
 
 def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
     """Ops, tiles per block, edges, buffers, shared memory, bytes and floors, for people to read."""
-    g = plan.geometry
+    g, weights = plan.geometry, {2: "bf16", 1: "FP8"}[plan.ops[0].element_bytes]
     lines = [
-        f"static plan {plan.hash[:16]}: {describe_rows(plan)} on {plan.grid} blocks, {g.num_layers} layers",
+        f"static plan {plan.hash[:16]}: {describe_rows(plan)} on {plan.grid} blocks, {g.num_layers} layers, {weights} weights",
         f"geometry: hidden {g.hidden}, {g.num_q_heads} q heads, {g.num_kv_heads} kv heads of {g.head_dim}, "
         f"intermediate {g.intermediate}",
         "",
@@ -105,9 +108,9 @@ def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
         "",
         f"Floor at {FLOOR_TB_S} TB/s (each weight once, each KV entry once; without the LM head):",
     ]
-    weights = weight_bytes(plan)
+    num_bytes = weight_bytes(plan)
     lines += table(
         ("context", "weight bytes", "KV bytes", "ms"),
-        [(c, weights, kv_bytes(plan, c), f"{floor_ms(weights + kv_bytes(plan, c)):.3f}") for c in contexts],
+        [(c, num_bytes, kv_bytes(plan, c), f"{floor_ms(num_bytes + kv_bytes(plan, c)):.3f}") for c in contexts],
     )
     return "\n".join(lines) + "\n"

@@ -29,11 +29,16 @@ def quantize_layer(layer: LayerTensors, weight_format: str, generator: torch.Gen
         rows, columns = weight.shape
         blocks = (rows, 1) if weight_format == "fp8_channel" else (rows // abi.SCALE_BLOCK, columns // abi.SCALE_BLOCK)
         noise = torch.randn(blocks, generator=generator, device=weight.device) * SCALE_SPREAD
-        weight = weight * _spread((noise - SCALE_SPREAD**2).exp(), rows)
-        scale = (_block_amax(weight, blocks) / LARGEST).contiguous()
-        fields[name] = (weight / _spread(scale, rows)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+        fields[name], scale = quantize(weight * _spread((noise - SCALE_SPREAD**2).exp(), weight), blocks)
         fields[f"{name}_scale"] = scale.flatten() if weight_format == "fp8_channel" else scale
     return dataclasses.replace(layer, **fields)
+
+
+def quantize(weight: torch.Tensor, blocks: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3fn [N, K], fp32 scales [blocks]) of a float matrix, cut into as many equal blocks of rows and of columns as `blocks` says."""
+    parts = weight.abs().unflatten(1, (blocks[1], -1)).unflatten(0, (blocks[0], -1))
+    scale = (parts.amax((1, 3)).float().clamp(min=SMALLEST_AMAX) / LARGEST).contiguous()
+    return (weight / _spread(scale, weight)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
 
 
 def round_to_fp8(x: torch.Tensor, group: int) -> torch.Tensor:
@@ -51,14 +56,7 @@ def linear(x: torch.Tensor, layer: LayerTensors, name: str, bias: torch.Tensor |
     return (y if bias is None else y + bias.float()).bfloat16()
 
 
-def _spread(blocks: torch.Tensor, rows: int) -> torch.Tensor:
-    """blocks [a, b], each element over its part of a matrix of so many rows."""
-    if blocks.shape == (rows, 1):
-        return blocks
-    return blocks.repeat_interleave(abi.SCALE_BLOCK, 0).repeat_interleave(abi.SCALE_BLOCK, 1)
-
-
-def _block_amax(weight: torch.Tensor, blocks: tuple[int, int]) -> torch.Tensor:
-    if blocks == (weight.shape[0], 1):
-        return weight.abs().amax(1, keepdim=True)
-    return weight.abs().unflatten(1, (-1, abi.SCALE_BLOCK)).unflatten(0, (-1, abi.SCALE_BLOCK)).amax((1, 3))
+def _spread(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """blocks [a, b], each element over its part of the matrix."""
+    a, b = blocks.shape
+    return blocks.repeat_interleave(matrix.shape[0] // a, 0).repeat_interleave(matrix.shape[1] // b, 1)

@@ -25,6 +25,14 @@ def test_step_bytes_with_head_are_the_tensors_read(name):
     assert got == 2 * (read + shape.hidden)
 
 
+def test_fp8_weights_and_their_scales_are_counted():
+    """Qwen3-8B: matrices of 4,096 x 6,144, 4,096 x 4,096, 4,096 x 24,576 and 12,288 x 4,096 a layer, half of their bytes and a scale a block."""
+    shape = models.SHAPES["qwen3-8b"]
+    bf16, fp8 = (floors.step_bytes(shape, rows=2, context=100, with_head=False, fp8=fp8) for fp8 in (False, True))
+    blocks = 32 * 48 + 32 * 32 + 32 * 192 + 96 * 32
+    assert bf16 - fp8 == 36 * blocks * (128 * 128 - 4)
+
+
 def test_a_cached_token_costs_k_and_v_of_every_layer():
     shape = models.SHAPES["qwen3-8b"]
     more = floors.step_bytes(shape, rows=3, context=11, with_head=False) - floors.step_bytes(

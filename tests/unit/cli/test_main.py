@@ -26,3 +26,9 @@ def test_plan_shows_the_grid_that_a_server_uses(capsys, tmp_path):
     assert main(["plan", "--geometry", str(tmp_path), "--rows", "4"]) == 0
     assert "4 rows on 24 blocks, 12 layers" in capsys.readouterr().out
     assert main(["plan", "--geometry", str(tmp_path), "--rows", "4", "--grid", "132"]) == 1
+
+
+def test_plan_of_fp8_weights(capsys):
+    assert main(["plan", "--geometry", "qwen3-8b", "--weights", "fp8"]) == 0
+    text = capsys.readouterr().out
+    assert "36 layers, FP8 weights" in text and "100,663,296" in text, "gate_up of a layer is a byte a weight"

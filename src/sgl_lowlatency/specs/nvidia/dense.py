@@ -1,4 +1,4 @@
-"""The specs of the dense families on NVIDIA: every geometry, TP1, bf16, decode or verify steps of 1 to MAX_ROWS rows.
+"""The specs of the dense families on NVIDIA: every geometry, TP1, bf16 or FP8 weights, decode or verify steps of 1 to MAX_ROWS rows.
 
 What it accepts and why (read from sglang 0.5.23):
 - attention_backend: the kernel reads req_to_token and the K and V arrays of MHATokenToKVPool itself. Every backend below
@@ -6,6 +6,7 @@ What it accepts and why (read from sglang 0.5.23):
 - page_size: req_to_token holds slot ids, not page ids, for any page size, and a slot's row does not depend on the page
   size. The listed sizes are the ones the backends offer and the tests run.
 - kv_cache_dtype: "auto" is the model's dtype, bf16, unless a quantized checkpoint says otherwise (refused).
+- quantization: FP8 weights as SGLang keeps them on Hopper (guard/quantization.py, guard/linear.py); activations stay bf16.
 - features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which. Not RAGGED_VERIFY: every request of a
   verify step has as many draft tokens. Nothing else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE)
   and applies no LoRA; steps it does not cover run SGLang's forward, but KV that arrives or leaves beside a step
