@@ -61,6 +61,16 @@ def test_the_same_verdict_on_speculation(doctor, refusals, model_dir, arguments,
     assert (width in report["notes"]) is (reasons == 0)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "num_reasons"), [({"activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 0), ({"activation_scheme": "static"}, 1)]
+)
+def test_the_same_verdict_on_fp8_checkpoints(doctor, refusals, model_dir, scheme, num_reasons):
+    model = model_dir(quantization_config={"quant_method": "fp8", **scheme})
+    code, report = doctor(["--model-path", model, "--enable-nvidia-megakernel"])
+    assert report["reasons"] == refusals(["--model-path", model])
+    assert (code, len(report["reasons"])) == (int(num_reasons > 0), num_reasons)
+
+
 @pytest.mark.parametrize("isa", ["sm_100", "sm_103"])
 def test_the_same_defaults_as_on_blackwell(doctor, refusals, model_dir, isa):
     code, report = doctor(["--model-path", model_dir(), "--page-size", "1"], assume=isa)

@@ -187,6 +187,12 @@ def test_fp8_made_of_a_bf16_checkpoint_is_accepted(refusals, model_dir):
     assert refusals(["--model-path", model_dir(), "--quantization", "fp8"]) == []
 
 
+@pytest.mark.parametrize("isa", ["sm_100", "sm_103"])
+def test_fp8_weights_are_refused_on_blackwell(refusals, model_dir, isa):
+    (line,) = refusals(["--model-path", model_dir(quantization_config={**FP8, "weight_block_size": [128, 128]})], isa=isa)
+    assert line == f"FP8 weights are served on sm_90 alone: on {isa} SGLang may requantize them for its own kernels"
+
+
 def test_fp8_weights_need_k_in_blocks_of_128(refusals, model_dir):
     (line,) = refusals(["--model-path", model_dir(intermediate_size=12352), "--quantization", "fp8"])
     assert line == "config.intermediate_size 12352 is not a multiple of 128"

@@ -38,6 +38,13 @@ def quantization_reasons(hf_config: Any) -> list[str]:
     return reasons
 
 
+def isa_reasons(cfg: Any, hf_config: Any, isa: str | None) -> list[str]:
+    """Why the weights are not served on this GPU ("sm_100", None without one): SGLang keeps checkpoints' scales as they are on Hopper only."""
+    if isa in (None, "sm_90") or element_bytes(cfg, hf_config) == 2:
+        return []
+    return [f"FP8 weights are served on sm_90 alone: on {isa} SGLang may requantize them for its own kernels"]
+
+
 def emulation_reasons(cfg: Any, hf_config: Any) -> list[str]:
     """Why host emulation cannot serve the weights: there SGLang itself runs on the CPU."""
     if element_bytes(cfg, hf_config) == 2:

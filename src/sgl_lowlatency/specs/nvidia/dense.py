@@ -34,6 +34,7 @@ from sgl_lowlatency.guard.config import config_disable_reasons
 from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
 from sgl_lowlatency.guard.model import model_disable_reasons
+from sgl_lowlatency.guard.quantization import isa_reasons
 from sgl_lowlatency.guard.speculation import speculation_reasons
 
 MAX_ROWS = 32  # of a step: requests, or requests times their draft tokens in verify
@@ -66,8 +67,9 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         emulate = config.get().emulate
     except ValueError as error:
         return [str(error)]
+    isa = device_isa()
     reasons = config_disable_reasons(cfg, hf_config, emulate=emulate) + speculation_reasons(cfg, max_rows=MAX_ROWS)
-    return reasons + installation_reasons(device_isa(), emulate=emulate)
+    return reasons + installation_reasons(isa, emulate=emulate) + isa_reasons(cfg, hf_config, isa)
 
 
 def _model_disable_reasons(model: Any, hf_config: Any, *, family: Family) -> list[str]:
