@@ -21,7 +21,7 @@ from sgl_lowlatency.reference.plan_interpreter import PlanInterpreter
 GRID = 6
 FORMATS = ("fp8_block", "fp8_channel")
 SMALL_PANEL_BYTES = 36 * 1024  # a stage's K of 16 rows, and little more
-WRONG_SCALE_BLOCK, GATE_SCALE_FOR_UP = 10, 11  # dialect::Planted
+WRONG_SCALE_BLOCK, GATE_SCALE_FOR_UP = 13, 14  # dialect::Planted
 FRESH = time.time_ns() % 2**31  # inputs no earlier run has seen; failures print it
 
 
