@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights, EmulationOptions
+from sgl_lowlatency.kernels.decode_step_tensors import MATRICES
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
@@ -84,6 +87,22 @@ class Runner:
             torch.cuda.synchronize()
         assert_pool_untouched(inputs, used)
         return StepOutputs(hidden, *read_kv_rows(used))
+
+
+def with_subnormal_codes(weights: DecodeStepWeights, seed: int) -> DecodeStepWeights:
+    """FP8 weights whose codes are all subnormal, k 2^-9 with |k| below 8, under scales that make up for it."""
+    generator = torch.Generator(weights.embedding.device).manual_seed(seed)
+    layers = []
+    for layer in weights.layers:
+        fields = {}
+        for name in MATRICES:
+            matrix, scale = getattr(layer, name), getattr(layer, f"{name}_scale")
+            codes = torch.randint(0, 16, matrix.shape, generator=generator, device=matrix.device, dtype=torch.uint8)
+            fields[name] = (codes % 8 + codes // 8 * 128).view(torch.float8_e4m3fn)
+            rms = 17.5**0.5 * 2.0**-9  # of the codes' values
+            fields[f"{name}_scale"] = torch.full_like(scale, matrix.shape[1] ** -0.5 / rms)
+        layers.append(dataclasses.replace(layer, **fields))
+    return dataclasses.replace(weights, layers=layers)
 
 
 def lose_tile(runner: Runner, rows: int, op: int) -> None:

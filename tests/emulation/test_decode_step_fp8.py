@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from decode_step_cases import CONTEXTS, MIXED, ROWS, Runner, gate, join, same_bits
+from decode_step_cases import CONTEXTS, MIXED, ROWS, Runner, gate, join, same_bits, with_subnormal_codes
 from tiny_geometries import FAMILIES, TINY_FP8
 
 from sgl_lowlatency import _C
@@ -110,6 +110,17 @@ def test_sglangs_own_error_is_several_times_ours(weight_format):
     assert not gate(*arguments, steps, [sglang]).passed
 
 
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_subnormal_codes_count(weight_format):
+    geometry = TINY_FP8["group2"]
+    weights = with_subnormal_codes(random_weights(geometry, FRESH, weight_format=weight_format), FRESH)
+    assert 0 < float(weights.layers[0].down.float().abs().max()) < 2.0**-6
+    steps = [random_step(geometry, MIXED[0], FRESH + i) for i in range(4)]
+    runner = Runner(geometry, weights, (3,), GRID)
+    report = gate(geometry, weights, steps, [runner.run(step) for step in steps])
+    assert report.passed, f"seed {FRESH}\n{report}"
+
+
 @pytest.mark.parametrize(("planted", "weight_format"), [(WRONG_SCALE_BLOCK, "fp8_block"), *[(GATE_SCALE_FOR_UP, each) for each in FORMATS]])
 @pytest.mark.parametrize("name", ["group2", "group4"])
 def test_a_wrong_scale_misses_the_gate(name, planted, weight_format):
@@ -121,7 +132,10 @@ def test_a_wrong_scale_misses_the_gate(name, planted, weight_format):
 
 
 @pytest.mark.parametrize("starvation", range(4), ids=["even", "starved block", "starved warp", "favoured block"])
-@pytest.mark.parametrize(("name", "lengths", "weight_format"), [("group2", MIXED[2], "fp8_block"), ("group4", MIXED[0], "fp8_block"), ("group12", MIXED[1], "fp8_channel")])
+@pytest.mark.parametrize(
+    ("name", "lengths", "weight_format"),
+    [("group2", MIXED[2], "fp8_block"), ("group4", MIXED[0], "fp8_block"), ("group12", MIXED[1], "fp8_channel")],
+)
 def test_no_race_and_the_same_bits_under_every_schedule(name, lengths, weight_format, starvation):
     geometry = TINY_FP8[name]
     inputs = random_step(geometry, lengths, 11)

@@ -4,8 +4,8 @@ import time
 
 import pytest
 import torch
-from decode_step_cases import CONTEXTS, MIXED, ROWS, gate, join, same_bits
-from decode_step_gpu import CUT, gpu_runner
+from decode_step_cases import CONTEXTS, MIXED, ROWS, Runner, gate, join, same_bits, with_subnormal_codes
+from decode_step_gpu import CUT, gpu_runner, weights_of
 
 from sgl_lowlatency.reference import dense_decode, standard_path
 from sgl_lowlatency.reference.gate import compare
@@ -66,6 +66,20 @@ def test_sglangs_own_error_is_several_times_ours(weight_format):
     report = compare(join([outputs]), standard_path.decode_step(*arguments), dense_decode.decode_step(*arguments, torch.float64))
     for figure in report.figures:
         assert figure.ours_rel_l2 * 4 < figure.standard_rel_l2, str(figure)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_subnormal_codes_count(weight_format):
+    """A GPU that took bf16 subnormals for zero would lose every weight."""
+    name = "qwen3-0.6b"
+    weights = with_subnormal_codes(weights_of(name, SEED, weight_format), SEED)
+    properties = torch.cuda.get_device_properties(0)
+    runner = Runner(
+        CUT[name], weights, (3,), grid=properties.multi_processor_count, shared_memory_bytes=properties.shared_memory_per_block_optin
+    )
+    inputs = random_step(CUT[name], MIXED[0], FRESH, "cuda")
+    report = gate(CUT[name], weights, [inputs], [runner.run(inputs)])
+    assert report.passed, f"seed {FRESH}\n{report}"
 
 
 @pytest.mark.parametrize("lengths", [[1], MIXED[1], MIXED[3]], ids=len)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sgl_lowlatency.guard.quantization import BLOCK
+
 ALIGNMENT_BYTES = 16  # of every tensor the kernel reads with asynchronous copies
-SCALE_BLOCK = [128, 128]
 _METHODS = {"bf16": "UnquantizedLinearMethod", "fp8_block": "Fp8LinearMethod", "fp8_channel": "Fp8LinearMethod"}
 
 
@@ -50,7 +51,7 @@ def linear_reasons(name: str, linear: Any, shape: tuple[int, int], expected: str
     if expected == "bf16":
         yield from tensor_reasons(f"{name}.weight", weight, shape)
     elif expected == "fp8_block":
-        scale, blocks = getattr(linear, "weight_scale_inv", None), (shape[0] // SCALE_BLOCK[0], shape[1] // SCALE_BLOCK[1])
+        scale, blocks = getattr(linear, "weight_scale_inv", None), (shape[0] // BLOCK[0], shape[1] // BLOCK[1])
         yield from tensor_reasons(f"{name}.weight", weight, shape, "float8_e4m3fn")
         yield from tensor_reasons(f"{name}.weight_scale_inv", scale, blocks, "float32")
         if getattr(scale, "format_ue8m0", False):
@@ -71,8 +72,8 @@ def _fp8_method_reasons(name: str, linear: Any, method: Any) -> Iterator[str]:
         yield f"{name} runs FP8 Marlin kernels, whose weights are repacked"
     if method.use_mxfp8 or method.block_fp8_as_mxfp8:
         yield f"{name} holds MXFP8 weights"
-    if method.block_quant and list(method.weight_block_size) != SCALE_BLOCK:
-        yield f"{name} has a scale a block of {list(method.weight_block_size)}, not {SCALE_BLOCK}"
+    if method.block_quant and list(method.weight_block_size) != BLOCK:
+        yield f"{name} has a scale a block of {list(method.weight_block_size)}, not {BLOCK}"
     if getattr(linear, "input_scale", None) is not None:
         yield f"{name}.input_scale is a static scale of activations: SGLang would clip them, the kernel does not"
 

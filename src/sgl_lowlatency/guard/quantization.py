@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 FP8 = "fp8"
-BLOCK = [128, 128]
+BLOCK = [128, 128]  # rows and columns that share a scale
 
 
 def element_bytes(cfg: Any, hf_config: Any) -> int:

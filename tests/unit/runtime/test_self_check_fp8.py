@@ -14,7 +14,10 @@ from sgl_lowlatency.runtime.self_check import FIGURES, SGLANG_FP8_FIGURE, SelfCh
 from tiny_serving import TOLERANCES
 
 FORMATS = ("fp8_block", "fp8_channel")
-PLANTED = {"off-by-one page": 4, "wrong kv head": 5, "skipped norm": 6, "wrong rope": 7, "mask off by one": 8, "wrong scale block": 10, "gate's scale for up": 11}
+PLANTED = {
+    "off-by-one page": 4, "wrong kv head": 5, "skipped norm": 6, "wrong rope": 7, "mask off by one": 8, "wrong scale block": 10,
+    "gate's scale for up": 11,
+}
 
 
 def run(serving, ours, rows, weights=None):
