@@ -15,7 +15,7 @@ from benchmark import random_weights
 from benchmark.common import deadline
 from benchmark.serve.client import Client
 
-MAX_RUNNING = 32  # requests a server admits, the widest step of the kernel
+MAX_RUNNING = 16  # requests a server admits, the widest step of the kernel
 FLAG = "--enable-nvidia-megakernel"
 STARTUP = r"megakernel|lowlatency|decode_step|self-check"  # log lines that tell how the plugin started
 

@@ -11,8 +11,8 @@ import argparse
 
 import torch
 
-from sgl_lowlatency import _C
 from sgl_lowlatency.bench import stats
+from sgl_lowlatency.kernels.read_bytes import read_bytes
 
 
 
@@ -33,13 +33,12 @@ def _by_method(gib: float, repeats: int) -> dict[str, float]:
     source = torch.randint(-(2**31), 2**31 - 1, (elements,), dtype=torch.int32, device="cuda")
     half = source[: elements // 2]
     target = torch.empty_like(half)
-    methods = {"torch_sum": lambda: source.view(torch.float32).sum(), "torch_copy": lambda: target.copy_(half)}
     out = torch.zeros(1, dtype=torch.int32, device="cuda")
-
-    def plain_read() -> None:
-        _C.read_bytes_cuda(source.data_ptr(), source.numel() * 4, out.data_ptr(), torch.cuda.current_stream().cuda_stream)
-
-    methods["plain_read"] = plain_read
+    methods = {
+        "plain_read": lambda: read_bytes(source, out),
+        "torch_sum": lambda: source.view(torch.float32).sum(),
+        "torch_copy": lambda: target.copy_(half),
+    }
     return {name: source.numel() * 4 / _median_ms(run, repeats) / 1e6 for name, run in methods.items()}
 
 

@@ -15,8 +15,8 @@ from tiny_serving import TOLERANCES
 
 FORMATS = ("fp8_block", "fp8_channel")
 PLANTED = {
-    "off-by-one page": 4, "wrong kv head": 5, "skipped norm": 6, "wrong rope": 7, "mask off by one": 8, "wrong scale block": 10,
-    "gate's scale for up": 11,
+    "off-by-one page": 4, "wrong kv head": 5, "skipped norm": 6, "wrong rope": 7, "mask off by one": 8, "wrong scale block": 13,
+    "gate's scale for up": 14,
 }
 
 

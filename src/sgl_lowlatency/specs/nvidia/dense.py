@@ -37,7 +37,7 @@ from sgl_lowlatency.guard.model import model_disable_reasons
 from sgl_lowlatency.guard.quantization import isa_reasons
 from sgl_lowlatency.guard.speculation import speculation_reasons
 
-MAX_ROWS = 32  # of a step: requests, or requests times their draft tokens in verify
+MAX_ROWS = 16  # of a step: requests, or requests times their draft tokens in verify. The kernel takes 32, and loses time above 16 (log, 12)
 ATTENTION_BACKENDS = frozenset({"fa3", "fa4", "flashinfer", "triton", "trtllm_mha", "torch_native"})
 PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
 
