@@ -22,7 +22,8 @@ class SharedMemory:
 
 
 def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int = 2) -> int:
-    """All of K if [rows, K] fits the budget (FP8: and a warp can keep its scales), else K cut into the fewest panels that fit, as equal as stages allow.
+    """All of K if [rows, K] fits the budget (FP8: and a warp can keep its scales), else K cut into the fewest panels of which two fit, so
+    that one is read while the next one comes, as equal as stages allow; one, where two of a stage's K do not fit.
 
     Returns 0 when not even one stage's K fits.
     """
@@ -30,11 +31,15 @@ def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int 
     most = abi.MAX_SCALED_PANEL_K if element_bytes == 1 else k_extent
     if abi.panel_bytes(rows, k_extent) <= budget_bytes and k_extent <= most:
         return k_extent
-    largest = min((budget_bytes // rows - abi.PANEL_PAD_BYTES) // 2, most) // stage_k * stage_k
+    largest = max(_largest(rows, budget_bytes // 2, most, stage_k), min(_largest(rows, budget_bytes, most, stage_k), stage_k))
     if largest <= 0:
         return 0
     num_panels = -(-k_extent // largest)
     return -(-k_extent // (num_panels * stage_k)) * stage_k
+
+
+def _largest(rows: int, budget_bytes: int, most: int, stage_k: int) -> int:
+    return min((budget_bytes // rows - abi.PANEL_PAD_BYTES) // 2, most) // stage_k * stage_k
 
 
 def lay_out(
@@ -44,7 +49,9 @@ def lay_out(
     k_panel = {name: k_panel_for(rows, k, budget_bytes, element_bytes) for name, k in k_extents.items()}
     if 0 in k_panel.values():
         return None
-    panel = max(abi.attention_panel_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in k_panel.values()))
+    pairs = [abi.panel_bytes(rows, k) * 2 for name, k in k_panel.items() if k < k_extents[name]]
+    pairs = [size for size in pairs if size <= budget_bytes]  # else one at a time
+    panel = max(abi.attention_panel_bytes(head_dim), *pairs, *(abi.panel_bytes(rows, k) for k in k_panel.values()))
     panel = -(-panel // 128) * 128
     tiles = max((max_tiles[name] for name in k_panel if k_panel[name] < k_extents[name]), default=0)
     without_ring = abi.smem_layout(rows, panel, tiles, 0).total_bytes

@@ -22,7 +22,7 @@ struct Early {
 };
 
 // One operation's tiles of this block. Ops is the caller's table of what differs between the four operations:
-//   ops.load<kOp>(k0, k1)          fills the panel (load_panel)
+//   ops.load<kOp>(k0)              fills the panel that begins at column k0 and returns it (load_operand)
 //   ops.before<kOp>(tile, m, n)    Early, of a finisher's pair: n < rows
 //   ops.finish<kOp>(pair, is_finisher, early)  called by all lanes of the warps that hold finishers
 //   ops.behind<kOp>(index)         called by all consumer threads behind the block's finished tile number `index`
@@ -47,7 +47,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
     const int32_t k1 = min_int(k0 + k_panel, k_extent);
     const bool is_last_panel = k1 == k_extent;
-    ops.template load<kOp>(k0, k1);
+    const char* const panel = ops.template load<kOp>(k0);
     for (int32_t tile = begin; tile < end; ++tile) {
       Early early{};
       if (is_last_panel && is_finisher) early = ops.template before<kOp>(tile, m, n);
@@ -60,7 +60,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
         if (!dialect::planted(dialect::Planted::kRingNoWait)) {
           sync::wait_mbarrier(sink, abi::kFaultRingFull, layer, cursor.stage, s.full(cursor.stage), cursor.parity);
         }
-        product.multiply(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(abi::stage_k(kElementBytes), k1 - k),
+        product.multiply(p, s, s.stage(cursor.stage), panel, pitch, k - k0, min_int(abi::stage_k(kElementBytes), k1 - k),
                          (k - k0) / abi::stage_k(kElementBytes), warp, lane, scales);
         dialect::sync_warp();
         // Pairs with the producer warps' wait on `empty`: this warp's reads of the stage are done.

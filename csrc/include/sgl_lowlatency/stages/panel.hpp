@@ -14,10 +14,10 @@ SGL_DEVICE uint32_t pack_bf16(float low, float high) {
 // Warps that share one row of the panel: 8, 4, 2, 1 for 1, 2, 3..4, 5 and more rows.
 SGL_DEVICE int32_t warps_per_row(int32_t rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? 2 : 1; }
 
-// A vector is 8 bf16. kPanelLead of them a thread are polled first: thousands of threads poll, while others stream weights; when these are
-// there, the rest is asked for in batches, each of which is one trip through L2.
+// A vector is 8 bf16. The first ones of a thread are polled: thousands of threads poll, while others stream weights, so they are few. When
+// they are there, all others are asked for at once, straight into shared memory, and looked at once they have landed.
 constexpr int32_t kPanelLead = 2;
-constexpr int32_t kPanelBatch = 8;  // more would spill registers
+constexpr int32_t kPanelLeadOneRow = 6;  // of a step of one row, which has few
 
 // Vector number v of a panel's row, eight columns. For FP8 weights the columns of each 16 are stored as 0 2, 4 6, 8 10, 12 14, then
 // 1 3, 5 7, 9 11, 13 15: as the weights' bytes come out of ldmatrix (WarpTile).
@@ -68,27 +68,85 @@ SGL_UNROLL
   }
 }
 
-// Copies columns [k0, k1) of each row of `source`, as they arrive. row_words: words from one row to the next.
-// Entry: all consumer threads; the panel is free. A consumer barrier must follow.
-template <int32_t kElementBytes>
-SGL_DEVICE void load_panel(const DecodeStepParams& p, const Shared& s, const sync::Awaited& source, int32_t row_words, int32_t k_panel, int32_t k0,
-                           int32_t k1) {
-  constexpr int32_t kVec = 8;
-  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
-  const int32_t segments = warps_per_row(p.rows), segment = warp % segments;
-  const int32_t pitch = abi::panel_row_bytes(k_panel), stride = segments * 32, num_vecs = (k1 - k0) / kVec;
-  bool is_lead = k0 == 0 && p.rows > 1;  // later columns have been there since the first ones were; one row is few polls
+// Columns [k0, k1) of the rows of an operand, and where they go.
+struct PanelPart {
+  sync::Awaited source;
+  int32_t row_words;  // from one row of the source to the next
+  int32_t k0;
+  int32_t k1;
+  char* panel;
+  int32_t pitch;  // bytes from one row of the panel to the next
+  int32_t lead;   // vectors that a thread's first row polls for
+};
+
+// Calls vector(row, base, is_lead) for every vector number base + lane of the calling warp's rows. All lanes take the same steps.
+template <class Vector>
+SGL_DEVICE void each_panel_vector(const DecodeStepParams& p, const PanelPart& part, Vector vector) {
+  const int32_t warp = dialect::thread_idx() / 32, segments = warps_per_row(p.rows), stride = segments * 32;
+  int32_t lead = part.lead;
   for (int32_t row = warp / segments; row < p.rows; row += abi::kNumConsumerWarps / segments) {
-    char* const out = s.panel() + row * pitch;
-    const int64_t row_begin = static_cast<int64_t>(row) * row_words + k0 / 2;
-    int32_t first = segment * 32 + lane;
-    if (is_lead) {
-      if (first < num_vecs) copy_vectors<kElementBytes, kPanelLead>(p, source, row_begin, first, stride, num_vecs, out);
-      first += kPanelLead * stride;
-      is_lead = false;
-    }
-    for (; first < num_vecs; first += kPanelBatch * stride) copy_vectors<kElementBytes, kPanelBatch>(p, source, row_begin, first, stride, num_vecs, out);
+    for (int32_t base = warp % segments * 32; base < (part.k1 - part.k0) / 8; base += stride) vector(row, base, lead-- > 0);
+    lead = 0;
   }
+}
+
+SGL_DEVICE int64_t panel_word(const PanelPart& part, int32_t row, int32_t v) {
+  return static_cast<int64_t>(row) * part.row_words + part.k0 / 2 + v * 4;
+}
+
+// Waits for the lead and asks for everything else. Entry: all consumer threads; the panel is free.
+template <int32_t kElementBytes>
+SGL_DEVICE void request_panel(const DecodeStepParams& p, const PanelPart& part) {
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+  const int32_t segments = warps_per_row(p.rows), first = warp % segments * 32 + lane, num_vecs = (part.k1 - part.k0) / 8, row = warp / segments;
+  if (part.lead > 0 && row < p.rows && first < num_vecs) {
+    char* const out = part.panel + row * part.pitch;
+    if (part.lead == kPanelLeadOneRow) {
+      copy_vectors<kElementBytes, kPanelLeadOneRow>(p, part.source, panel_word(part, row, 0), first, segments * 32, num_vecs, out);
+    } else {
+      copy_vectors<kElementBytes, kPanelLead>(p, part.source, panel_word(part, row, 0), first, segments * 32, num_vecs, out);
+    }
+  }
+  each_panel_vector(p, part, [&](int32_t of_row, int32_t base, bool is_lead) {
+    const int32_t v = base + lane;
+    if (is_lead || v >= num_vecs) return;
+    dialect::copy_words_async(part.panel + of_row * part.pitch + v * 16, part.source.buffer + panel_word(part, of_row, v));
+  });
+  dialect::copy_async_commit();
+}
+
+// Waits for what request_panel asked for: for the copies, and for the words that they came too early for.
+// Entry: all consumer threads. A consumer barrier must follow.
+template <int32_t kElementBytes>
+SGL_DEVICE void settle_panel(const DecodeStepParams& p, const PanelPart& part) {
+  const int32_t lane = dialect::thread_idx() % 32, num_vecs = (part.k1 - part.k0) / 8;
+  dialect::copy_async_wait<0>();
+  each_panel_vector(p, part, [&](int32_t row, int32_t base, bool is_lead) {
+    if (is_lead) return;
+    const int32_t v = base + lane;
+    char* const out = part.panel + row * part.pitch;
+    uint32_t w[4] = {};
+    if (v < num_vecs) {
+      const Vec16 landed = reinterpret_cast<const Vec16*>(out)[v];
+SGL_UNROLL
+      for (int32_t i = 0; i < 4; ++i) w[i] = landed.w[i];
+      if (!sync::is_written(w)) {
+        sync::await_words(fault_sink(p), part.source, panel_word(part, row, v), w);
+        // The thread's later ones have most likely arrived meanwhile: one more trip for all that were too early.
+        for (int32_t later = v + warps_per_row(p.rows) * 32; later < num_vecs; later += warps_per_row(p.rows) * 32) {
+          const Vec16 other = reinterpret_cast<const Vec16*>(out)[later];
+          if (!sync::is_written(other.w)) dialect::copy_words_async(out + later * 16, part.source.buffer + panel_word(part, row, later));
+        }
+        dialect::copy_async_commit();
+        dialect::copy_async_wait<0>();
+        if (kElementBytes == 2) store_panel_vector<kElementBytes>(out, v, w);
+      }
+    }
+    if (kElementBytes == 1) {
+      dialect::sync_warp();  // two lanes' vectors are stored over each other
+      if (v < num_vecs) store_panel_vector<kElementBytes>(out, v, w);
+    }
+  });
 }
 
 }  // namespace sgl_lowlatency::stages

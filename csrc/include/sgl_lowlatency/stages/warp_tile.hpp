@@ -11,12 +11,12 @@ struct PanelRow {
   int32_t step;
 };
 // k: the first column, of the panel, of the warp's chunk.
-SGL_DEVICE PanelRow panel_row(const DecodeStepParams& p, const Shared& s, int32_t row, int32_t pitch, int32_t k, int32_t lane) {
+SGL_DEVICE PanelRow panel_row(const DecodeStepParams& p, const Shared& s, const char* panel, int32_t row, int32_t pitch, int32_t k, int32_t lane) {
   const bool is_row = row < p.rows;
-  return {is_row ? s.panel() + row * pitch + (k + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
+  return {is_row ? panel + row * pitch + (k + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
 }
 
-// multiply: one stage's share of the tile. Entry: all lanes of a consumer warp, the stage is full. pitch: bytes of a panel row; k_local:
+// multiply: one stage's share of the tile. Entry: all lanes of a consumer warp, the stage is full. panel: of the operand; pitch: bytes of its rows; k_local:
 // the stage's first column in the panel; width: K elements of the stage, a multiple of a chunk's; index: of the stage in the panel.
 // sum: element i of the MMA's result for N tile t.
 template <int32_t kNTiles, int32_t kElementBytes>
@@ -29,14 +29,14 @@ struct WarpTile<kNTiles, 2> {
 
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return c[t][0][i] + c[t][1][i]; }
 
-  SGL_DEVICE void multiply(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width, int32_t,
+  SGL_DEVICE void multiply(const DecodeStepParams& p, const Shared& s, const char* stage, const char* panel, int32_t pitch, int32_t k_local, int32_t width, int32_t,
                            int32_t warp, int32_t lane, const BlockScales<2>&) {
     constexpr int32_t kWarpK = abi::chunk_k(2), kPairs = kWarpK / 32;
     const char* const chunk = stage + abi::stage_offset(warp, 0, 0);
     const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first k16 step; the step's number is xored in
     PanelRow b_row[kNTiles];
 SGL_UNROLL
-    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = panel_row(p, s, t * 8 + lane % 8, pitch, k_local + warp * kWarpK, lane);
+    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = panel_row(p, s, panel, t * 8 + lane % 8, pitch, k_local + warp * kWarpK, lane);
     if (warp * kWarpK >= width) return;
 SGL_UNROLL
     for (int32_t pair = 0; pair < kPairs; ++pair) {
@@ -64,14 +64,14 @@ struct WarpTile<kNTiles, 1> {
 
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return scaled[t][i]; }
 
-  SGL_DEVICE void multiply(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width, int32_t index,
+  SGL_DEVICE void multiply(const DecodeStepParams& p, const Shared& s, const char* stage, const char* panel, int32_t pitch, int32_t k_local, int32_t width, int32_t index,
                            int32_t warp, int32_t lane, const BlockScales<1>& scales) {
     constexpr int32_t kWarpK = abi::chunk_k(1), kPairs = kWarpK / 32;
     const char* const chunk = stage + abi::stage_offset(warp, 0, 0);
     const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first two k16 steps; their number is xored in
     PanelRow b_row[kNTiles];
 SGL_UNROLL
-    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = panel_row(p, s, t * 8 + lane % 8, pitch, k_local + warp * kWarpK, lane);
+    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = panel_row(p, s, panel, t * 8 + lane % 8, pitch, k_local + warp * kWarpK, lane);
     if (warp * kWarpK >= width) return;
     const float first = dialect::shuffle(scales.first, index), last = dialect::shuffle(scales.last, index);
     float c[kNTiles][2][4] = {};

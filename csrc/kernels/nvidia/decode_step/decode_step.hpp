@@ -42,7 +42,10 @@ struct DecodeStep {
     int32_t layer;
 
     template <int32_t kOp>
-    SGL_DEVICE void load(int32_t k0, int32_t k1) const { load_operand<kElementBytes, kOp>(step.p, step.s, layer, k0, k1); }
+    SGL_DEVICE const char* load(int32_t k0) const {
+      load_operand<kElementBytes, kOp>(step.p, step.s, layer, k0);
+      return panel_at<kOp>(step.p, step.s, k0);
+    }
     // The stream's word that a tile adds to, and the norm weights that will scale the result; of qkv, the bias (none: zeros).
     template <int32_t kOp>
     SGL_DEVICE Early before(int32_t tile, int32_t m, int32_t n) const {
