@@ -1,4 +1,4 @@
-// copy_async_16 and copy_words_async (cp.async): each lane's copies happen late, in order of their groups, at the wait that covers them at the latest.
+// copy_async_16 (cp.async): each lane's copies happen late, in order of their groups, at the wait that covers them at the latest.
 #include <algorithm>
 #include <cstring>
 
@@ -14,37 +14,8 @@ SharedGranule& granule_of(const Lane& lane, const AsyncCopy& copy) {
   return block.granules[static_cast<size_t>(copy.shared - block.shared) / kLineBytes];
 }
 
-// Carries out the copies before `end`; from outside the lane not those whose words only the lane can load.
-void copy_until(Lane& lane, uint32_t end, bool on_lane) {
-  for (uint32_t& i = lane.copies_done; i < end; ++i) {
-    AsyncCopy& copy = lane.copies[i];
-    if (copy.source == AsyncCopy::kWordsLater) {
-      if (!on_lane) return;
-      machine->global.load_words(copy.words, reinterpret_cast<const uint32_t*>(copy.global), 4);
-    }
-    std::memcpy(copy.shared, copy.source == AsyncCopy::kConstant ? static_cast<const void*>(copy.global) : copy.words, kLineBytes);
-  }
-}
-
-// Entry: copy.group is not set. what: the dialect's call.
-void issue_async_copy(AsyncCopy copy, const char* what) {
-  Lane& lane = *machine->current;
-  Block& block = *lane.warp->block;
-  const size_t offset = shared_offset(block, copy.shared, kLineBytes, what);
-  check_alignment(copy.shared, kLineBytes, what);
-  SharedGranule& granule = block.granules[offset / kLineBytes];
-  const bool in_use = granule.in_flight != 0 || granule.copies_pending != 0;
-  if (in_use || (granule.read_interval != 0 && known_lanes(lane, granule.read_warp, granule.read_interval) == 0)) {
-    record_race(RaceKind::kBulkOverwrite, "shared", offset, kLineBytes, in_use ? granule.issuer_warp : granule.read_warp, -1, false);
-  }
-  granule.mbarrier = 0;
-  granule.read_interval = 0;
-  granule.issuer_warp = lane.warp->idx;
-  ++granule.copies_pending;
-  if (machine->random.one_in(2)) std::memset(copy.shared, kPoisonByte, kLineBytes);
-  if (lane.copies_done == lane.copies.size()) machine->copying_lanes.push_back(&lane);
-  copy.group = lane.copy_group;
-  lane.copies.push_back(copy);
+void copy_until(Lane& lane, uint32_t end) {
+  for (uint32_t& i = lane.copies_done; i < end; ++i) std::memcpy(lane.copies[i].shared, lane.copies[i].global, kLineBytes);
 }
 
 }  // namespace
@@ -55,7 +26,7 @@ void finish_some_async_copies() {
     const uint32_t pos = machine->random.below(static_cast<uint32_t>(lanes.size()));
     Lane& lane = *lanes[pos];
     const uint32_t num_copies = static_cast<uint32_t>(lane.copies.size());
-    if (lane.copies_done < num_copies) copy_until(lane, lane.copies_done + 1 + machine->random.below(num_copies - lane.copies_done), false);
+    if (lane.copies_done < num_copies) copy_until(lane, lane.copies_done + 1 + machine->random.below(num_copies - lane.copies_done));
     if (lane.copies_done < num_copies) continue;
     lanes[pos] = lanes.back();
     lanes.pop_back();
@@ -84,7 +55,7 @@ void wait_for_copies(uint32_t max_pending) {
   uint32_t end = 0;
   while (end < lane.copies.size() && lane.copies[end].group + max_pending < lane.copy_group) ++end;
   if (end == 0) return;
-  copy_until(lane, end, true);
+  copy_until(lane, end);
   const Stamp stamp = stamp_of(lane, kStampWritten);
   for (uint32_t i = 0; i < end; ++i) {
     SharedGranule& granule = granule_of(lane, lane.copies[i]);
@@ -109,18 +80,24 @@ using namespace emulation;
 
 void copy_async_16(void* shared, const void* global) {
   maybe_preempt(kPreemptOneIn);
+  Lane& lane = *machine->current;
+  Block& block = *lane.warp->block;
+  const size_t offset = shared_offset(block, shared, kLineBytes, "copy_async_16");
+  check_alignment(shared, kLineBytes, "copy_async_16");
   check_alignment(global, kLineBytes, "copy_async_16");
   machine->global.check_constant_range(global, kLineBytes);
-  issue_async_copy({static_cast<char*>(shared), static_cast<const char*>(global), 0}, "copy_async_16");
-}
-
-void copy_words_async(void* shared, const uint32_t* words) {
-  maybe_preempt(kPreemptOneIn);
-  check_alignment(words, kLineBytes, "copy_words_async");
-  AsyncCopy copy{static_cast<char*>(shared), reinterpret_cast<const char*>(words), 0};
-  copy.source = machine->random.one_in(2) ? AsyncCopy::kWordsTaken : AsyncCopy::kWordsLater;
-  if (copy.source == AsyncCopy::kWordsTaken) machine->global.load_words(copy.words, words, 4);
-  issue_async_copy(copy, "copy_words_async");
+  SharedGranule& granule = block.granules[offset / kLineBytes];
+  const bool in_use = granule.in_flight != 0 || granule.copies_pending != 0;
+  if (in_use || (granule.read_interval != 0 && known_lanes(lane, granule.read_warp, granule.read_interval) == 0)) {
+    record_race(RaceKind::kBulkOverwrite, "shared", offset, kLineBytes, in_use ? granule.issuer_warp : granule.read_warp, -1, false);
+  }
+  granule.mbarrier = 0;
+  granule.read_interval = 0;
+  granule.issuer_warp = lane.warp->idx;
+  ++granule.copies_pending;
+  if (machine->random.one_in(2)) std::memset(shared, kPoisonByte, kLineBytes);
+  if (lane.copies_done == lane.copies.size()) machine->copying_lanes.push_back(&lane);
+  lane.copies.push_back({static_cast<char*>(shared), static_cast<const char*>(global), lane.copy_group});
 }
 
 void copy_async_commit() { ++machine->current->copy_group; }

@@ -66,8 +66,6 @@ struct AsyncCopy {
   char* shared;
   const char* global;
   uint32_t group;
-  enum : uint32_t { kConstant, kWordsTaken, kWordsLater } source = kConstant;  // words are taken when issued, or at the covering wait
-  uint32_t words[4] = {};
 };
 
 struct Lane {

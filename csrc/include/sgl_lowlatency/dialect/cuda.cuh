@@ -175,8 +175,6 @@ SGL_DEVICE void prefetch_l2(const void* global) { asm volatile("prefetch.global.
 SGL_DEVICE void copy_async_16(void* shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
-// Through L2 alone (.cg), so a copy brings what load_words would: each word as its writer left it, or as it was before.
-SGL_DEVICE void copy_words_async(void* shared, const uint32_t* words) { copy_async_16(shared, words); }
 SGL_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int32_t kPending>
 SGL_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }

@@ -145,7 +145,6 @@ void fence_acq_rel_gpu();
 
 SGL_DEVICE void prefetch_l2(const void*) {}  // a hint: nothing to see
 void copy_async_16(void* shared, const void* global);
-void copy_words_async(void* shared, const uint32_t* words);
 void copy_async_commit();
 // At most kPending of the groups this thread committed last are still pending.
 template <int32_t kPending>
