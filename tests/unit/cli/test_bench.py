@@ -62,8 +62,8 @@ def test_an_old_gpu_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--rows", "0,2"], "argument --rows: '0' is not a whole number of 1 to 16"),
-        (["--rows", "17"], "'17' is not a whole number of 1 to 16"),
+        (["--rows", "0,2"], "argument --rows: '0' is not a whole number of 1 to 32"),
+        (["--rows", "33"], "'33' is not a whole number of 1 to 32"),
         (["--rows", "1,x"], "'x' is not a whole number"),
         (["--rows", "2,2"], "'2,2' names a number twice"),
         (["--contexts", "-5"], "--contexts"),

@@ -150,7 +150,7 @@ def test_a_stage_of_k_is_the_least_panel():
 def test_fp8_weights_halve_a_blocks_bytes_and_double_a_stages_k(name):
     for rows in ROWS:
         bf16, fp8 = (make_plan(GEOMETRIES[name], rows, 132, element_bytes=element_bytes) for element_bytes in (2, 1))
-        assert validate(fp8, num_sms=132) == [] and fp8.num_stages >= (7 if rows <= 16 else 5)
+        assert validate(fp8, num_sms=132) == [] and fp8.num_stages >= (7 if rows <= 16 else 4)
         assert [2 * one for one in fp8.block_weight_bytes()] == bf16.block_weight_bytes()
         assert all(op.k_panel == op.k_extent or op.k_panel % 1024 == 0 for op in fp8.ops)
         assert fp8.hash != bf16.hash
