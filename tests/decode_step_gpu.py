@@ -5,13 +5,13 @@ import functools
 import gc
 
 import torch
-from decode_step_cases import Runner
+from decode_step_cases import Runner, same_bits
 from tiny_geometries import FAMILIES
 
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.reference.inputs import random_weights
-from sgl_lowlatency.reference.step import StepInputs
+from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
 
 
 def _cut(name: str, num_layers: int) -> Geometry:
@@ -52,3 +52,21 @@ def copy_into(static: StepInputs, new: StepInputs) -> None:
             continue
         for old, fresh in zip(value, getattr(new, name), strict=True) if isinstance(value, list) else [(value, getattr(new, name))]:
             old.copy_(fresh)
+
+
+def require_replays_equal_eager(runner: Runner, steps: list[StepInputs]) -> None:
+    """One captured step, replayed on the inputs of each of `steps` in turn, ten times, gives the bits of eager launches."""
+    eager = [runner.run(step) for step in steps]
+    static = steps[0].clone()
+    hidden = torch.empty(static.rows, runner.geometry.hidden, dtype=torch.bfloat16, device="cuda")
+    runner.attach(static)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        runner.launch(static, hidden)
+    for _ in range(10):
+        for idx, step in enumerate(steps):
+            copy_into(static, step)
+            hidden.fill_(float("nan"))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert same_bits(StepOutputs(hidden, *read_kv_rows(static)), eager[idx]), f"step {idx}"

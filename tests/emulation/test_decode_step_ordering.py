@@ -24,6 +24,16 @@ def races_of(runner):
     return [f"{r.kind} {r.region}+{r.offset} blocks {r.first_block} {r.second_block}" for r in report.races], report.num_races
 
 
+def require_the_same_under_every_schedule(runner, options, inputs):
+    first = None
+    for seed in range(6):
+        options.seed = seed
+        outputs = runner.run(inputs)
+        assert races_of(runner) == ([], 0), f"seed {seed}"
+        first = first or outputs
+        assert same_bits(outputs, first), f"seed {seed}"
+
+
 @pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())
 @pytest.mark.parametrize(("name", "lengths"), [("group1", MIXED[0]), ("group2", MIXED[2]), ("group4", MIXED[0]), ("group5", MIXED[1]), ("group8", MIXED[1])])
 def test_no_race_and_the_same_bits_under_every_schedule(name, lengths, starvation):
@@ -32,13 +42,7 @@ def test_no_race_and_the_same_bits_under_every_schedule(name, lengths, starvatio
     inputs = random_step(geometry, lengths, 11)
     options = EmulationOptions(check_order=True, starvation=starvation)
     runner = Runner(geometry, weights, (len(lengths),), 5, panel_budget_bytes=SMALL_PANEL_BYTES, emulation=options)
-    first = None
-    for seed in range(6):
-        options.seed = seed
-        outputs = runner.run(inputs)
-        assert races_of(runner) == ([], 0), f"seed {seed}"
-        first = first or outputs
-        assert same_bits(outputs, first), f"seed {seed}"
+    require_the_same_under_every_schedule(runner, options, inputs)
 
 
 @pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())
@@ -54,13 +58,7 @@ def test_verify_steps_have_no_race_and_the_same_bits_under_every_schedule(name, 
     inputs = random_step(geometry, prefixes, 11, rows_per_request=rows_per_request, lengths_are_prefix=True)
     options = EmulationOptions(check_order=True, starvation=starvation)
     runner = Runner(geometry, weights, (inputs.rows,), 21, panel_budget_bytes=SMALL_PANEL_BYTES, emulation=options, rows_per_request={inputs.rows: rows_per_request})
-    first = None
-    for seed in range(6):
-        options.seed = seed
-        outputs = runner.run(inputs)
-        assert races_of(runner) == ([], 0), f"seed {seed}"
-        first = first or outputs
-        assert same_bits(outputs, first), f"seed {seed}"
+    require_the_same_under_every_schedule(runner, options, inputs)
 
 
 def test_padded_requests_collide_in_the_padding_slot_only():

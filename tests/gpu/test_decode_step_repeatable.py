@@ -3,7 +3,7 @@
 import pytest
 import torch
 from decode_step_cases import MIXED, ROWS, Runner, gate, same_bits
-from decode_step_gpu import CUT, copy_into, gpu_runner, weights_of
+from decode_step_gpu import CUT, gpu_runner, require_replays_equal_eager, weights_of
 
 from sgl_lowlatency.reference.inputs import random_step
 from sgl_lowlatency.reference.step import StepOutputs, read_kv_rows
@@ -43,20 +43,7 @@ def test_graph_replay_gives_the_bits_of_eager(name):
     lengths = MIXED[1]
     runner = gpu_runner(name, SEED, (len(lengths),))
     steps = [random_step(CUT[name], order, SEED + i, "cuda") for i, order in enumerate((lengths, lengths[::-1], lengths[2:] + lengths[:2]))]
-    eager = [runner.run(step) for step in steps]
-    static = steps[0].clone()
-    hidden = torch.empty(static.rows, CUT[name].hidden, dtype=torch.bfloat16, device="cuda")
-    runner.attach(static)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        runner.launch(static, hidden)
-    for _ in range(10):
-        for idx, step in enumerate(steps):
-            copy_into(static, step)
-            hidden.fill_(float("nan"))
-            graph.replay()
-            torch.cuda.synchronize()
-            assert same_bits(StepOutputs(hidden, *read_kv_rows(static)), eager[idx]), f"step {idx}"
+    require_replays_equal_eager(runner, steps)
     assert runner.kernel.executed() == {len(lengths): len(steps) + 30}
 
 

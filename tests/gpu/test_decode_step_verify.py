@@ -3,12 +3,10 @@
 import time
 
 import pytest
-import torch
 from decode_step_cases import VERIFY_ROWS_PER_REQUEST, gate, same_bits, verify_batches
-from decode_step_gpu import CUT, copy_into, gpu_runner
+from decode_step_gpu import CUT, gpu_runner, require_replays_equal_eager
 
 from sgl_lowlatency.reference.inputs import random_step
-from sgl_lowlatency.reference.step import StepOutputs, read_kv_rows
 
 FRESH = time.time_ns() % 2**31  # inputs no earlier run has seen; failures print it
 SEED = 43
@@ -76,17 +74,4 @@ def test_graph_replay_gives_the_bits_of_eager():
         random_step(CUT[name], order, SEED + i, "cuda", rows_per_request=4, lengths_are_prefix=True)
         for i, order in enumerate((prefixes, prefixes[::-1], prefixes[2:] + prefixes[:2]))
     ]
-    eager = [runner.run(step) for step in steps]
-    static = steps[0].clone()
-    hidden = torch.empty(static.rows, CUT[name].hidden, dtype=torch.bfloat16, device="cuda")
-    runner.attach(static)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        runner.launch(static, hidden)
-    for _ in range(10):
-        for idx, step in enumerate(steps):
-            copy_into(static, step)
-            hidden.fill_(float("nan"))
-            graph.replay()
-            torch.cuda.synchronize()
-            assert same_bits(StepOutputs(hidden, *read_kv_rows(static)), eager[idx]), f"step {idx}"
+    require_replays_equal_eager(runner, steps)

@@ -15,7 +15,7 @@ import torch
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference.dense_decode import head_norm, rms_norm, rope
+from sgl_lowlatency.reference.dense_decode import head_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
 _DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}

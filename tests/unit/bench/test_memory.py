@@ -1,3 +1,5 @@
+"""Whether a model fits a GPU, and what is said when it does not. Oracle: the tensors' own bytes, and the text."""
+
 import dataclasses
 import re
 

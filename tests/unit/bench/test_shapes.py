@@ -1,3 +1,5 @@
+"""Shapes that the bench measures: presets and configs by family. Oracle: the families' definitions."""
+
 import dataclasses
 import json
 

@@ -130,8 +130,8 @@ struct TileRange {
 enum FaultKind : uint32_t {
   kFaultNone = 0,
   kFaultEdgeDeadline = 1,   // a word of a hand-over buffer was not written in time
-  kFaultRingFull = 2,       // a consumer or producer warp waited too long for a stage's weights to land
-  kFaultRingEmpty = 3,      // a producer warp waited too long for the consumers to free a stage
+  kFaultRingFull = 2,       // a consumer or the producer waited too long for a stage's weights to land
+  kFaultRingEmpty = 3,      // the producer waited too long for the consumers to free a stage
   kFaultBadTokenId = 4,     // input id outside [0, vocab)
   kFaultBadPosition = 5,    // position outside [0, max_position)
   kFaultBadLength = 6,      // sequence length that with the step's new tokens is above req_to_token_stride

@@ -63,7 +63,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
         product.multiply(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(abi::stage_k(kElementBytes), k1 - k),
                          (k - k0) / abi::stage_k(kElementBytes), warp, lane, scales);
         dialect::sync_warp();
-        // Pairs with the producer warps' wait on `empty`: this warp's reads of the stage are done.
+        // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
         if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));
         cursor.advance(p.num_stages);
       }

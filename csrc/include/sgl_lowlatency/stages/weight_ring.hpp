@@ -1,5 +1,5 @@
-// The weight ring: producer warps stream every weight the block will use, in the order the consumers use them, running
-// ahead across tiles, operations and layers. They never wait for another block.
+// The weight ring: a producer warp streams every weight the block will use, in the order the consumers use them, running
+// ahead across tiles, operations and layers. It never waits for another block.
 #pragma once
 #include "sgl_lowlatency/stages/row_state.hpp"
 
