@@ -67,12 +67,20 @@ def hf_config(shape: Shape, architecture: str | None = None, fp8: bool = False) 
     }
 
 
-def write_model(directory: Path, shape: Shape, seed: int = 0, architecture: str | None = None, fp8: bool = False) -> Path:
+def write_model(
+    directory: Path, shape: Shape, seed: int = 0, architecture: str | None = None, fp8: bool = False, period: int | None = None
+) -> Path:
     """Write `config.json` and the marker of `shape` into `directory`; returns it. With another architecture than the
-    shape's own it cannot be loaded: that is for commands that are refused before the weights load."""
+    shape's own it cannot be loaded: that is for commands that are refused before the weights load.
+
+    period: every token has one successor, and texts repeat after so many tokens (forced_text.py). Raises ValueError for that with a
+    tied head.
+    """
+    if period and shape.tied_head:
+        raise ValueError("a head tied to the embedding cannot give every token a successor of its own")
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(hf_config(shape, architecture, fp8), indent=1) + "\n")
-    (directory / MARKER).write_text(json.dumps({"seed": seed}) + "\n")
+    (directory / MARKER).write_text(json.dumps({"seed": seed} | ({"period": period} if period else {})) + "\n")
     return directory
 
 

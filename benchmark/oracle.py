@@ -1,14 +1,14 @@
 """Whole-model float32 forward of a random-weight Qwen3 directory, in plain torch, one layer's weights at a time.
 
-It answers one question for the serving checks: by how much does float32 arithmetic prefer one next token over another?
+It answers one question for the serving checks: by how much does float32 arithmetic prefer one next token over another? Of FP8 weights it
+takes the values that codes and scales mean, and rounds no activation.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from benchmark.random_weights import MARKER, draw, tensor_plan
+from benchmark.random_weights import DrawnWeights
 
 
 class Oracle:
@@ -18,14 +18,8 @@ class Oracle:
     """
 
     def __init__(self, directory: str | Path, device) -> None:
-        self.config = json.loads((Path(directory) / "config.json").read_text())
-        self._seed = json.loads((Path(directory) / MARKER).read_text())["seed"]
-        self._plan = {name: (shape, mean, std) for name, shape, mean, std in tensor_plan(self.config)}
-        self._device = device
-
-    def _weight(self, name: str):
-        shape, mean, std = self._plan[name]
-        return draw(name, shape, mean, std, seed=self._seed, device=self._device)
+        self._weights, self._device = DrawnWeights(directory, device), device
+        self.config = self._weights.config
 
     def logits(self, sequences: list[list[int]], first: list[int]) -> list:
         """float32 logits [len(sequence) - first, vocab] of every position from `first[i]` on, one tensor a sequence."""
@@ -43,15 +37,15 @@ class Oracle:
         import torch
 
         cfg, eps = self.config, self.config["rms_norm_eps"]
-        embedding = self._weight("model.embed_tokens.weight")
+        embedding = self._weights.exact("model.embed_tokens.weight")
         states = [embedding[torch.tensor(ids, device=self._device)].float() for ids in sequences]
         cos, sin = rope_table(max(map(len, sequences)), cfg["head_dim"], cfg["rope_theta"], self._device)
         for layer in range(cfg["num_hidden_layers"]):
             at = f"model.layers.{layer}."
-            weight = {n[len(at) :]: self._weight(n).float() for n in self._plan if n.startswith(at)}
+            weight = {n[len(at) :]: self._weights.exact(n).float() for n in self._weights.names if n.startswith(at)}
             states = [_layer(x, weight, cfg, cos, sin, eps) for x in states]
-        final = self._weight("model.norm.weight").float()
-        head = embedding if cfg["tie_word_embeddings"] else self._weight("lm_head.weight")
+        final = self._weights.exact("model.norm.weight").float()
+        head = embedding if cfg["tie_word_embeddings"] else self._weights.exact("lm_head.weight")
         states = [rms_norm(x[begin:], final, eps) for x, begin in zip(states, first, strict=True)]
         return [torch.cat([x @ part.float().T for part in head.split(32768)], dim=1) for x in states]
 

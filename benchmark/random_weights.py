@@ -18,6 +18,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmark import forced_text
+
 MARKER = "random_weights.json"
 FP8_BLOCK = 128  # rows and columns that share a scale
 QK_GAIN = 1.4
@@ -79,17 +81,52 @@ def quantize_blocks(weight):
     return quantized.contiguous(), scale[:, 0, :, 0].contiguous()
 
 
+def dequantize_blocks(quantized, scale):
+    """The float32 [n, k] that `quantize_blocks` stored: every element times its block's scale."""
+    rows, columns = quantized.shape
+    return quantized.float() * scale.repeat_interleave(FP8_BLOCK, 0)[:rows].repeat_interleave(FP8_BLOCK, 1)[:, :columns]
+
+
+class DrawnWeights:
+    """The tensors of a directory made by `models.write_model`, each drawn on `device` when it is asked for.
+
+    names: of the checkpoint's tensors, scales apart. The matrices of layers are FP8 where the config says so. A directory with a
+    period has the LM head of forced_text.py.
+    """
+
+    def __init__(self, directory: str | Path, device) -> None:
+        self.config = json.loads((Path(directory) / "config.json").read_text())
+        marker = json.loads((Path(directory) / MARKER).read_text())
+        self._seed, self._period, self._device = marker["seed"], marker.get("period"), device
+        self._plan = {name: (shape, mean, std) for name, shape, mean, std in tensor_plan(self.config)}
+        self.names = tuple(self._plan)
+
+    def _draw(self, name: str):
+        shape, mean, std = self._plan[name]
+        return draw(name, shape, mean, std, seed=self._seed, device=self._device)
+
+    def stored(self, name: str) -> dict:
+        """What the checkpoint has under this name: {name: tensor}, with the scales of an FP8 matrix beside it."""
+        if self._period and name == "lm_head.weight":
+            return {name: forced_text.head(self._draw("model.embed_tokens.weight"), self._period, LOGIT_STD / EMBEDDING_STD)}
+        weight = self._draw(name)
+        if "quantization_config" in self.config and name.endswith("_proj.weight"):
+            quantized, scale = quantize_blocks(weight)
+            return {f"{name}_scale_inv": scale, name: quantized}
+        return {name: weight}
+
+    def exact(self, name: str):
+        """The values that are meant: bf16 as stored, or float32 of an FP8 matrix and its scales."""
+        found = self.stored(name)
+        scale = found.get(f"{name}_scale_inv")
+        return found[name] if scale is None else dequantize_blocks(found[name], scale)
+
+
 def all_weights(directory: str | Path, device) -> Iterator[tuple[str, object]]:
-    """Yield (name, tensor on `device`) of the model in `directory`, one at a time: bf16, or FP8 matrices and their scales where
-    its config says so."""
-    config = json.loads((Path(directory) / "config.json").read_text())
-    seed = json.loads((Path(directory) / MARKER).read_text())["seed"]
-    for name, shape, mean, std in tensor_plan(config):
-        weight = draw(name, shape, mean, std, seed=seed, device=device)
-        if "quantization_config" in config and name.endswith("_proj.weight"):
-            weight, scale = quantize_blocks(weight)
-            yield f"{name}_scale_inv", scale
-        yield name, weight
+    """Yield (name, tensor on `device`) of everything in the checkpoint of `directory`, one at a time."""
+    weights = DrawnWeights(directory, device)
+    for name in weights.names:
+        yield from weights.stored(name).items()
 
 
 def register() -> None:

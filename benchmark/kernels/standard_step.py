@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -29,6 +28,7 @@ import torch
 
 from benchmark import models
 from benchmark.common import deadline
+from benchmark.common.cases import parse_cases
 from sgl_lowlatency.bench import decode_step, floors, provenance, read_bandwidth, stats, timing
 from sgl_lowlatency.bench.results import Results
 
@@ -36,16 +36,6 @@ CASES = "1x1024,2x1024,4x1024,8x1024,1x8000,1x32000"
 SPARE_TOKENS = 1024  # of the KV pool, beyond the largest case
 NEAR_HEAD = 0.02  # relative norm: logits of two bf16 products of the same operands
 NEAR_STEP = 0.2  # relative norm of hidden states: two bf16 forwards of tens of layers; another step's are 1.4 apart
-
-
-def parse_cases(text: str) -> list[tuple[int, int]]:
-    """[(rows, context)] of "1x1024,8x32000". Raises ArgumentTypeError naming what is no case."""
-    cases = []
-    for word in text.split(","):
-        if not (found := re.fullmatch(r"([1-9]\d?)x(\d+)", word.strip())) or int(found[1]) > 16 or int(found[2]) < 2:
-            raise argparse.ArgumentTypeError(f"{word!r} is not ROWSxCONTEXT with 1 to 16 rows and a context of 2 or more")
-        cases.append((int(found[1]), int(found[2])))
-    return cases
 
 
 def parse() -> argparse.Namespace:

@@ -38,12 +38,6 @@ def random_prompt(length: int, *, vocab: int, seed: int) -> list[int]:
     return [generator.randrange(10, vocab) for _ in range(length)]
 
 
-def repetitive_prompt(length: int, *, vocab: int, seed: int, period: int) -> list[int]:
-    """`length` token ids, the same `period` ones over and over."""
-    phrase = random_prompt(period, vocab=vocab, seed=seed)
-    return (phrase * (length // period + 1))[:length]
-
-
 def _reply(item: dict) -> Reply:
     meta = item["meta_info"]
     chosen = meta.get("output_token_logprobs") or []
@@ -90,6 +84,10 @@ class Client:
             body |= {"return_logprob": True, "top_logprobs_num": top}
         answer = self.post("/generate", body)
         return [_reply(item) for item in answer]
+
+    def flush(self) -> None:
+        """Empties the prefix cache and what NGRAM has seen, once the server is idle. Raises RuntimeError when it is not within 30 s."""
+        self.post("/flush_cache?timeout=30", {})
 
     def timed(self, prompts: list[list[int]], max_new_tokens: int) -> float:
         """Seconds of one batched greedy request. Raises RuntimeError unless every prompt got exactly its tokens."""

@@ -1,100 +1,90 @@
 """Milliseconds per decode step of a real SGLang server, plugin off and on, side by side on one GPU.
 
-    python3 -m benchmark.serve.decode_ab --out OUT [--model qwen3-8b] [--batches 1,2,4,8] [--contexts 1024]
+    python3 -m benchmark.serve.decode_ab --out OUT [--model qwen3-8b] [--cases 1x1024,2x1024,4x1024,8x1024] [--quantization fp8]
 
 Two servers of the same random-weight model run at once; idle, neither launches GPU work (the idle GPU load is recorded).
 Measurements alternate off/on, on/off, ...; a step's time is the slope between a short and a long generation, so prefill,
-HTTP and tokenisation cancel. Greedy tokens of the two servers are compared under the float32 oracle (tokens.py).
-Writes OUT/NAME.json after every row; prints one table at the end. Exit status 0 if every token check passed.
+HTTP and tokenisation cancel. A case ROWSxCONTEXT sends ROWS random prompts of CONTEXT tokens; SGLang prefills them, each time anew
+or, with --radix, once and found in its prefix cache from then on, which long prompts want: their prefill takes longer than the steps.
+Greedy tokens of the two servers are compared under the float32 oracle (token_check.py), and what the starts cost is read from the logs
+(startup.py). Writes OUT/NAME.json after every row; prints one table at the end. Exit status 0 if every check passed.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 from benchmark import models
 from benchmark.common import deadline
-from benchmark.serve import arguments, coverage, server, tokens, trace
-from benchmark.serve.client import greedy, random_prompt
+from benchmark.common.cases import parse_cases
+from benchmark.common.parts import Parts
+from benchmark.serve import arguments, coverage, server, startup, token_check, trace
+from benchmark.serve import pair as pairs
+from benchmark.serve.client import random_prompt
 from sgl_lowlatency.bench import floors, provenance, stats
 from sgl_lowlatency.bench.results import Results
+
+CASES = "1x1024,2x1024,4x1024,8x1024"
+PREFILL_CHUNK = 8192  # SGLang's own choice on a card of this size
 
 
 def parse() -> argparse.Namespace:
     parser = arguments.parser(__doc__, deadline_s=560)
-    parser.add_argument("--name", default=None, help="results file name (default: served-MODEL)")
-    parser.add_argument("--batches", default="1,2,4,8")
-    parser.add_argument("--contexts", default="1024")
+    parser.add_argument("--name", default=None, help="results file name (default: served-MODEL[-fp8])")
+    parser.add_argument("--cases", type=parse_cases, default=parse_cases(CASES), help=f"ROWSxCONTEXT, comma list (default {CASES})")
+    parser.add_argument("--quantization", choices=("fp8",), help="FP8 matrices with a scale for every 128 x 128, as Qwen3-8B-FP8 has")
+    parser.add_argument("--radix", action="store_true", help="keep SGLang's prefix cache on")
     parser.add_argument("--short", type=int, default=16, help="new tokens of the short generation")
     parser.add_argument("--long", type=int, default=272)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compare-tokens", type=int, default=128, help="tokens compared a request, 0: none")
+    parser.add_argument("--compare-up-to", type=int, default=8192, help="tokens of context up to which tokens are compared")
     parser.add_argument("--bound", type=float, default=None, help="nats; default: twice the standard path's own error")
     parser.add_argument("--read-gb-s", type=float, default=None, help="measured read bandwidth (default: measure)")
     parser.add_argument("--profile", action="store_true", help="also GPU-only step times from a trace")
-    return arguments.parse(parser)
+    args = arguments.parse(parser)
+    args.slug = f"{args.model}-{args.quantization}" if args.quantization else args.model
+    return args
 
 
-def gpu_load_idle() -> list[int]:
-    """Per-cent GPU load in three samples while both servers are idle; empty without nvidia-smi."""
-    samples = []
-    for _ in range(3):
-        time.sleep(0.7)
-        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", "0"]
-        try:
-            done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            deadline.say("idle load not read:", error)
-            return []
-        samples.append(int(done.stdout.split()[0]))
-    return samples
-
-
-def startup_lines(one: server.Server) -> list[str]:
-    """What the plugin and SGLang's binding of it logged at start."""
-    return [line[:500] for line in one.grep(server.STARTUP) if "server_args=" not in line][:20]
-
-
-def step_times(pair, prompts, args) -> tuple[list[float], list[float]]:
-    """(off, on) ms per step, `repeats` each, the arm that goes first alternating."""
-    found = ([], [])
+def step_times(pair, prompts, args) -> tuple[list[float], list[float], int]:
+    """(off, on) ms per step, `repeats` each, the arm that goes first alternating; and the fewest prompt tokens that a long generation
+    found cached."""
+    found, cached = ([], []), []
     for repeat in range(args.repeats):
         for arm in (0, 1) if repeat % 2 == 0 else (1, 0):
             client = pair[arm].client
-            short, long = client.timed(prompts, args.short), client.timed(prompts, args.long)
+            short, (long, replies) = client.timed(prompts, args.short), client.timed_replies(prompts, args.long)
             found[arm].append((long - short) / (args.long - args.short) * 1e3)
-    return found
+            cached += [reply.cached for reply in replies]
+    return *found, min(cached)
 
 
 def measure(pair, shape, args, results: Results, read_gb_s: float | None) -> None:
-    """One results row for every context and batch size."""
-    for context in map(int, args.contexts.split(",")):
-        for batch in map(int, args.batches.split(",")):
-            prompts = [random_prompt(context, vocab=shape.vocab, seed=100 * batch + i) for i in range(batch)]
-            for one in pair:
-                one.client.timed(prompts, args.short)
-            off, on = step_times(pair, prompts, args)
-            mean_context = context + (args.short + args.long) // 2
-            num_bytes = floors.step_bytes(shape, rows=batch, context=mean_context, with_head=True)
-            row = {"model": args.model, "dtype": "bf16", "tp": 1, "mode": "decode", "batch": batch, "rows": batch}
-            row |= {"context": context, "off_ms": [round(x, 4) for x in off], "on_ms": [round(x, 4) for x in on]}
-            row |= {"floor_bytes": num_bytes, "layers": shape.num_layers}
-            if read_gb_s:
-                row |= {"floor_ms": round(floors.floor_ms(num_bytes, read_gb_s), 4), "read_gb_s": round(read_gb_s)}
-            row = results.add(**row)
-            deadline.say(f"bs {batch} context {context}: off {off} on {on} ratio {row['ratio']}")
+    """One results row a case."""
+    for batch, context in args.cases:
+        prompts = [random_prompt(context, vocab=shape.vocab, seed=100 * batch + i) for i in range(batch)]
+        for one in pair:
+            one.client.timed(prompts, args.short)
+        off, on, cached = step_times(pair, prompts, args)
+        mean_context = context + (args.short + args.long) // 2
+        num_bytes = floors.step_bytes(shape, rows=batch, context=mean_context, with_head=True, fp8=args.quantization == "fp8")
+        row = {"model": args.slug, "dtype": args.quantization or "bf16", "tp": 1, "mode": "decode", "batch": batch, "rows": batch}
+        row |= {"context": context, "off_ms": [round(x, 4) for x in off], "on_ms": [round(x, 4) for x in on]}
+        row |= {"cached_prompt_tokens": cached, "floor_bytes": num_bytes, "layers": shape.num_layers}
+        if read_gb_s:
+            row |= {"floor_ms": round(floors.floor_ms(num_bytes, read_gb_s), 4), "read_gb_s": round(read_gb_s)}
+        row = results.add(**row)
+        deadline.say(f"bs {batch} context {context}: off {off} on {on} ratio {row['ratio']}")
 
 
 def gpu_only(pair, shape, args, results: Results) -> None:
-    """GPU-only step times of every batch size at the first context, as top-level field `gpu_only`."""
-    context, found = int(args.contexts.split(",")[0]), []
-    for batch in map(int, args.batches.split(",")):
+    """GPU-only step times of every case, as top-level field `gpu_only`."""
+    found = []
+    for batch, context in args.cases:
         for one in pair:
-            folder = args.work / f"trace-{one.name}-{batch}"
+            folder = args.work / f"trace-{one.name}-{batch}x{context}"
             try:
                 step = trace.profile(one.client, folder, batch=batch, context=context, vocab=shape.vocab)
             except (TimeoutError, ValueError, OSError) as error:
@@ -104,32 +94,14 @@ def gpu_only(pair, shape, args, results: Results) -> None:
             deadline.say("gpu-only:", found[-1])
 
 
-def compare(pair, model: Path, shape, args, results: Results) -> list[tokens.Verdict]:
-    """Greedy tokens of both servers at every batch size, at mixed lengths around the first context."""
-    import torch
-
-    from benchmark.oracle import Oracle
-
-    oracle = Oracle(model, torch.device(args.device))
-    context, verdicts, rows = int(args.contexts.split(",")[0]), [], []
-    for batch in map(int, args.batches.split(",")):
-        prompts = [random_prompt(max(context - 37 * i, 8), vocab=shape.vocab, seed=7000 + 10 * batch + i) for i in range(batch)]
-        off, on = (one.client.generate(prompts, greedy(args.compare_tokens), top=tokens.TOP) for one in pair)
-        verdict = tokens.judge(prompts, off, on, oracle=oracle, bound=args.bound, client=pair[1].client)
-        verdicts.append(verdict)
-        rows.append({"batch": batch, **verdict.summary(), "wrong_at": [vars(d) for d in verdict.wrong]})
-        results.set(tokens=rows)
-        deadline.say(f"tokens bs {batch}:", verdict.summary())
-    return verdicts
-
-
 def table(results: Results) -> str:
     """The rows as text."""
-    lines = [f"{results.content['gpu']}, {results.content['versions']}"]
+    content = results.content
+    lines = [f"{content['gpu']}, {content['versions']}, {content['name']}"]
     lines += [
         f"{'bs':>3} {'ctx':>6} {'off ms':>8} {'on ms':>8} {'ratio':>6} {'ci95':>15} {'floor':>7} {'share':>6} spread off/on"
     ]
-    for row in results.content["rows"]:
+    for row in content["rows"]:
         low, high = row["ratio_ci95"]
         off, on = row["off_ms"], row["on_ms"]
         lines.append(
@@ -137,67 +109,88 @@ def table(results: Results) -> str:
             f" [{low:.3f}, {high:.3f}] {row.get('floor_ms', 0):7.3f} {row.get('on_floor_share', 0):6.2f}"
             f" {stats.spread(off):.1%}/{stats.spread(on):.1%}"
         )
-    for row in results.content.get("gpu_only", []):
+    for row in content.get("gpu_only", []):
         lines.append(f"gpu-only {row}")
-    for row in results.content.get("tokens", []):
-        lines.append(f"tokens { ({k: v for k, v in row.items() if k != 'wrong_at'}) } {row['wrong_at'][:2]}")
+    for row in content.get("tokens", []):
+        lines.append(f"tokens { ({k: v for k, v in row.items() if k != 'wrong_at'}) } {row.get('wrong_at', [])[:2]}")
+    if "start" in content:
+        lines.append(startup.sentence(content["start"]))
     return "\n".join(lines)
 
 
+def server_arguments(args) -> list[str]:
+    """Arguments of both servers, the plugin's flag apart."""
+    make = server.gpu_arguments if args.device == "cuda" else server.cpu_arguments
+    more = args.long + args.short + 64
+    tokens = max(batch * (context + more) for batch, context in args.cases)
+    if args.radix:  # what the cache keeps of earlier cases may be dropped, of this one not
+        tokens += max(context for _, context in args.cases)
+    sizes = {"context": max(context for _, context in args.cases) + more, "max_batch": max(batch for batch, _ in args.cases)}
+    return make(**sizes, max_tokens=tokens + 8192, radix=args.radix) + args.server_arg
+
+
+def batch_tokens(args) -> list[int]:
+    """Tokens of the batches that the servers will run: decode steps, prefills of the measured prompts and of the compared ones, and the
+    request that SGLang sends itself."""
+    found = {3} | {batch for batch, _ in args.cases}
+    for batch, context in args.cases:
+        compared = sum(max(context - 37 * i, 8) for i in range(batch))
+        found |= {min(total, PREFILL_CHUNK) for total in (batch * context, compared)}
+    return sorted(found)
+
+
+def run(args, shape, results: Results, parts: Parts) -> list[str]:
+    """Everything between the model and the servers' end; returns what is wrong."""
+    model = models.write_model(args.work / "model", shape, fp8=args.quantization == "fp8")
+    with parts.part("start"):
+        pair = pairs.start(args, model, server_arguments(args), results, batch_tokens=batch_tokens(args))
+    read_gb_s = args.read_gb_s
+    if read_gb_s is None and args.device == "cuda":
+        with parts.part("bandwidth"):
+            from sgl_lowlatency.bench import read_bandwidth
+
+            bandwidth = read_bandwidth.measure()
+        results.set(bandwidth_gb_s={k: round(v) for k, v in bandwidth.items()})
+        read_gb_s = bandwidth["read_gb_s"]
+    with parts.part("measure"):
+        measure(pair, shape, args, results, read_gb_s)
+        results.set(clocks_mhz=provenance.gpu()["clocks_mhz"])
+    problems = []
+    if args.compare_tokens:
+        with parts.part("compare tokens"):
+            problems += token_check.check_all(pair, model, shape, args, results)
+    if args.profile:
+        with parts.part("profile"):
+            gpu_only(pair, shape, args, results)
+    with parts.part("stop"):
+        counts, uncovered = coverage.read(pair[1]), coverage.uncovered_graphs(pair[1]) if args.device == "cuda" else []
+        lost = counts.problems(needed_rows=1) + uncovered
+        codes = server.stop_pair(pair)
+    results.set(coverage=counts.summary(), coverage_problems=lost, exit_lines=coverage.exit_lines(pair[1]), exit_codes=codes)
+    return problems + lost
+
+
 def main() -> int:
-    args = parse()
+    args, parts = parse(), Parts()
     shape = models.named_shape(args.model, args.layers)
     results = Results(
         args.out,
         what="served-decode",
-        name=args.name or f"served-{args.model}",
+        name=args.name or f"served-{args.slug}",
         weights="real-scale random, seed 0",
         command=["python3", "-m", "benchmark.serve.decode_ab", *sys.argv[1:]],
         commit=args.commit,
     )
-    deadline.watchdog(args.deadline, lambda: print(table(results)))
-    model = models.write_model(args.work / "model", shape)
-    read_gb_s = args.read_gb_s
-    if read_gb_s is None and args.device == "cuda":
-        from sgl_lowlatency.bench import read_bandwidth
-
-        bandwidth = read_bandwidth.measure()
-        results.set(bandwidth_gb_s={k: round(v) for k, v in bandwidth.items()})
-        read_gb_s = bandwidth["read_gb_s"]
-    batches, longest = (
-        list(map(int, args.batches.split(","))),
-        max(map(int, args.contexts.split(","))) + args.long + args.short,
-    )
-    make = server.gpu_arguments if args.device == "cuda" else server.cpu_arguments
-    server_arguments = make(context=longest + 64, max_batch=max(batches), max_tokens=(longest + 64) * max(batches) + 8192)
+    deadline.watchdog(args.deadline, lambda: print(table(results), parts, sep="\n"))
     try:
-        pair = server.start_pair(model, server_arguments + args.server_arg, work=args.work, limit_s=args.start_limit)
-        results.set(startup=startup_lines(pair[1]), idle_gpu_load=gpu_load_idle())
-        measure(pair, shape, args, results, read_gb_s)
-        results.set(clocks_mhz=provenance.gpu()["clocks_mhz"])
-        verdicts = compare(pair, model, shape, args, results) if args.compare_tokens else []
-        if args.profile:
-            gpu_only(pair, shape, args, results)
-        counts, uncovered = coverage.read(pair[1]), coverage.uncovered_graphs(pair[1]) if args.device == "cuda" else []
-        problems = counts.problems(needed_rows=1) + uncovered
-        codes = {one.name: one.stop() for one in pair}
-        results.set(
-            coverage=counts.summary(),
-            coverage_problems=problems,
-            exit_lines=coverage.exit_lines(pair[1]),
-            exit_codes=codes,
-        )
+        problems = run(args, shape, results, parts)
     finally:
         deadline.kill_all()
-    print(table(results))
-    print(
-        "coverage:",
-        results.content["coverage"],
-        results.content["coverage_problems"] or "ok",
-        "exit",
-        results.content["exit_codes"],
-    )
-    return 1 if problems or any(v.wrong for v in verdicts) else 0
+        results.set(seconds=parts.seconds())
+        print(table(results), parts, sep="\n")
+    print("coverage:", results.content["coverage"], "exit", results.content["exit_codes"])
+    print("problems:", *(f"\n  - {problem}" for problem in problems)) if problems else print("ok")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""Milliseconds per token of NGRAM speculative decoding in a real SGLang server, plugin off and on, side by side on one GPU.
+"""Milliseconds per verify step and per token of NGRAM speculative decoding in a real SGLang server, plugin off and on, one GPU.
 
     python3 -m benchmark.serve.ngram_ab --out OUT [--model qwen3-8b] [--batches 1,4,8] [--context 1024] [--drafts 4]
 
-Both servers run NGRAM at breadth 1, so the plugin is the only difference. Prompts repeat a phrase; what random weights make of them
-need not, so every batch is generated a few times before it is measured: NGRAM then drafts from the texts it has seen. A token's time
-is the slope between a short and a long generation; measurements alternate off/on, on/off, .... Accept lengths are SGLang's own
-counts, and so are the verify steps that the plugin's counters have to account for.
+Both servers run NGRAM at breadth 1, so the plugin is the only difference. How many drafts are accepted depends on the text and on what
+NGRAM has seen, and both would differ from server to server; here they cannot. The model's LM head gives every token one successor
+(forced_text.py), so both servers generate the same text from a prompt whatever they round, and the caches are flushed before every
+generation: NGRAM starts with nothing (SGLang clears its n-grams with the prefix cache), accepts nothing for the first --period tokens,
+and nearly everything from then on. A row's arms are comparable where that came true: every text was the forced one, and every request
+took the same number of verify steps in either arm and every repeat (`equal_work`). Otherwise the row says why it decides nothing, which
+is a problem. Times are slopes between a short and a long generation; measurements alternate off/on, on/off, .... Accept lengths are
+SGLang's own counts, and so are the verify steps that the plugin's counters have to account for.
 
 Greedy tokens of the two servers are compared under the float32 oracle (tokens.py). SGLang verifies NGRAM's drafts as a chain on
 this path even where its matches part, so either arm may accept a token that float32 would not: `off_overruled` and `on_overruled`
@@ -21,11 +25,12 @@ import http.client
 import sys
 from pathlib import Path
 
-from benchmark import models
+from benchmark import forced_text, models
 from benchmark.common import deadline
-from benchmark.serve import arguments, coverage, server, tokens
-from benchmark.serve.client import Reply, greedy, repetitive_prompt
-from benchmark.serve.decode_ab import gpu_load_idle, startup_lines
+from benchmark.common.parts import Parts
+from benchmark.serve import arguments, coverage, server, startup, tokens
+from benchmark.serve import pair as pairs
+from benchmark.serve.client import Reply, greedy, random_prompt
 from sgl_lowlatency.bench import provenance, stats
 from sgl_lowlatency.bench.results import Results
 
@@ -37,18 +42,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", default=None, help="results file name (default: served-ngram-MODEL)")
     parser.add_argument("--batches", default="1,4,8")
     parser.add_argument("--context", type=int, default=1024, help="prompt tokens of a request")
-    parser.add_argument("--period", type=int, default=24, help="tokens of the phrase that a prompt repeats")
+    parser.add_argument("--period", type=int, default=64, help="tokens after which a text repeats")
     parser.add_argument("--drafts", type=int, default=4, help="tokens of a verify step a request")
     parser.add_argument("--short", type=int, default=16, help="new tokens of the short generation")
     parser.add_argument("--long", type=int, default=272)
-    parser.add_argument("--warm", type=int, default=2, help="long generations before a batch is measured")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compare-tokens", type=int, default=128, help="tokens compared a request, 0: none")
     parser.add_argument("--bound", type=float, default=None, help="nats; default: twice the standard path's own error")
     args = arguments.parse(parser)
     args.batches = [int(word) for word in args.batches.split(",")]
-    if args.drafts < 2 or args.short >= args.long or args.repeats < 1 or args.warm < 1:
-        parser.error("--drafts is at least 2, --repeats and --warm at least 1, --short less than --long")
+    if args.drafts < 2 or args.short >= args.long or args.repeats < 1 or args.period < 2:
+        parser.error("--drafts and --period are at least 2, --repeats at least 1, --short less than --long")
     return args
 
 
@@ -60,12 +64,14 @@ def ngram_arguments(drafts: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """One measurement. token_ms: a token of one request. step_ms: a verify step. accept_length: tokens a verify step."""
+    """One measurement. token_ms: a token of one request. step_ms: a verify step. accept_length: tokens a verify step. texts: of the
+    long generation. steps: verify steps of every request, of the short generation and of the long one."""
 
     token_ms: float
     step_ms: float
     accept_length: float
-    verify_steps: int  # of the slowest request, short and long together: what the server ran at least
+    texts: list[list[int]]
+    steps: list[tuple[int, int]]
 
     @classmethod
     def of(cls, short: tuple[float, list[Reply]], long: tuple[float, list[Reply]]) -> Sample:
@@ -77,30 +83,55 @@ class Sample:
         new = len(long[1][0].ids) - len(short[1][0].ids)
         steps = max(counts[1]) - max(counts[0])
         made = sum(len(reply.ids) for reply in long[1])
-        return cls(seconds / new * 1e3, seconds / max(steps, 1) * 1e3, made / sum(counts[1]), max(counts[0]) + max(counts[1]))
+        texts = [reply.ids for reply in long[1]]
+        return cls(seconds / new * 1e3, seconds / max(steps, 1) * 1e3, made / sum(counts[1]), texts, list(zip(*counts)))
+
+    @property
+    def served_steps(self) -> int:
+        """Verify steps of the slowest request, short and long together: what the server ran at least."""
+        return sum(max(of_all) for of_all in zip(*self.steps))
 
 
 def samples(pair, prompts, args) -> dict[str, list[Sample]]:
-    """By arm, `repeats` each, the arm that goes first alternating."""
+    """By arm, `repeats` each, the arm that goes first alternating; every generation from flushed caches."""
     found = {arm: [] for arm in ARMS}
     for repeat in range(args.repeats):
         for arm in (0, 1) if repeat % 2 == 0 else (1, 0):
-            short, long = (pair[arm].client.timed_replies(prompts, count) for count in (args.short, args.long))
-            found[ARMS[arm]].append(Sample.of(short, long))
+            client, timed = pair[arm].client, []
+            for count in (args.short, args.long):
+                client.flush()
+                timed.append(client.timed_replies(prompts, count))
+            found[ARMS[arm]].append(Sample.of(*timed))
     return found
 
 
-def row_of(found: dict[str, list[Sample]], gained: coverage.Counts, *, batch: int, args) -> dict:
-    """The fields of a results row. gained: the plugin's counters over its samples."""
+def unequal_work(found: dict[str, list[Sample]], texts: list[list[int]]) -> str | None:
+    """Why the arms did not do the same work, None where they did: `texts` from every request, in the same verify steps everywhere."""
+    for arm in ARMS:
+        for sample in found[arm]:
+            for request, (got, forced) in enumerate(zip(sample.texts, texts, strict=True)):
+                if got != forced:
+                    return f"request {request} of arm {arm} left the forced text at token {tokens.first_difference(got, forced)}"
+    steps = [sample.steps for arm in ARMS for sample in found[arm]]
+    if any(other != steps[0] for other in steps):
+        return f"verify steps by request, short and long, differ: off {[s.steps for s in found['off']]}, on {[s.steps for s in found['on']]}"
+    return None
+
+
+def row_of(found: dict[str, list[Sample]], gained: coverage.Counts, texts: list[list[int]], *, batch: int, args) -> dict:
+    """The fields of a results row. gained: the plugin's counters over its samples. texts: the forced ones, of the long generation."""
     row = {"model": args.model, "dtype": "bf16", "tp": 1, "mode": "verify", "batch": batch, "rows": batch * args.drafts}
-    row |= {"drafts": args.drafts, "context": args.context}
+    row |= {"drafts": args.drafts, "context": args.context, "period": args.period}
     for arm in ARMS:
         row |= {
             f"{arm}_ms": [round(sample.token_ms, 4) for sample in found[arm]],
             f"{arm}_step_ms": [round(sample.step_ms, 4) for sample in found[arm]],
             f"{arm}_accept_length": [round(sample.accept_length, 3) for sample in found[arm]],
-            f"{arm}_verify_steps": sum(sample.verify_steps for sample in found[arm]),
+            f"{arm}_verify_steps": sum(sample.served_steps for sample in found[arm]),
         }
+    why = unequal_work(found, texts)
+    row |= {"step_ratio": round(stats.ratio(row["off_step_ms"], row["on_step_ms"]), 4), "equal_work": why is None}
+    row |= {"verify_steps_by_request": found["off"][0].steps} if why is None else {"not_decidable": why}
     executed = sum(gained.executed.values())
     row["on_steps"] = {str(rows): count for rows, count in sorted(gained.executed.items())}
     row["served"] = gained.modes == {"verify"} and executed >= row["on_verify_steps"]
@@ -112,32 +143,35 @@ def measure(pair, shape, args, results: Results) -> list[str]:
     problems = []
     for batch in args.batches:
         prompts = prompts_of(batch, shape.vocab, args)
+        texts = [forced_text.text(prompt[-1], args.long, vocab=shape.vocab, period=args.period) for prompt in prompts]
         for one in pair:
-            for _ in range(args.warm):
-                one.client.timed(prompts, args.long)
-            one.client.timed(prompts, args.short)
+            one.client.flush()
+            one.client.timed(prompts, args.long)
         before = coverage.read(pair[1])
         found = samples(pair, prompts, args)
-        row = results.add(**row_of(found, coverage.read(pair[1]).since(before), batch=batch, args=args))
+        row = results.add(**row_of(found, coverage.read(pair[1]).since(before), texts, batch=batch, args=args))
         deadline.say(
-            f"bs {batch}: ms a token off {row['off_ms']} on {row['on_ms']} ratio {row['ratio']}, accept length off "
-            f"{row['off_accept_length']} on {row['on_accept_length']}, plugin's steps {row['on_steps']}"
+            f"bs {batch}: ms a token off {row['off_ms']} on {row['on_ms']} ratio {row['ratio']}, ms a step off {row['off_step_ms']} on "
+            f"{row['on_step_ms']}, accept length off {row['off_accept_length']} on {row['on_accept_length']}, plugin's steps {row['on_steps']}"
         )
+        if not row["equal_work"]:
+            problems.append(f"bs {batch}: not decidable: {row['not_decidable']}")
         if not row["served"]:
             problems.append(f"bs {batch}: the plugin ran {row['on_steps']} of {row['on_verify_steps']} verify steps of {row['rows']} rows")
     return problems
 
 
 def prompts_of(batch: int, vocab: int, args) -> list[list[int]]:
-    """The prompts of a batch size: phrases that no other request has."""
-    return [
-        repetitive_prompt(args.context, vocab=vocab, seed=1000 * batch + request, period=args.period) for request in range(batch)
-    ]
+    """Random prompts whose last tokens start texts that no other request of the batch has."""
+    prompts = [random_prompt(args.context, vocab=vocab, seed=1000 * batch + request) for request in range(batch)]
+    return [[*prompt[:-1], args.period * (1 + request)] for request, prompt in enumerate(prompts)]
 
 
 def compare_batch(pair, prompts, args, oracle) -> tuple[tokens.Verdict, dict]:
     """The verdict on one batch's greedy tokens, and the fields of its entry. Raises ValueError when a server does not report
     log-probabilities of every token."""
+    for one in pair:
+        one.client.flush()
     off, on = (one.client.generate(prompts, greedy(args.compare_tokens), top=tokens.TOP) for one in pair)
     for arm, replies in zip(ARMS, (off, on)):
         for reply in replies:
@@ -145,8 +179,10 @@ def compare_batch(pair, prompts, args, oracle) -> tuple[tokens.Verdict, dict]:
                 raise ValueError(f"the {arm} server gave log-probabilities of {len(reply.top)} of {len(reply.ids)} tokens")
     verdict = tokens.judge(prompts, off, on, oracle=oracle, bound=args.bound, client=pair[1].client)
     entry = verdict.summary() | {"wrong_at": [vars(found) for found in verdict.wrong]}
-    for arm, replies in zip(ARMS, (off, on)):
-        entry[f"{arm}_overruled"] = tokens.Fp32(oracle, prompts, replies).overruled(replies, verdict.bound)
+    exact = tokens.Fp32(oracle, prompts, off)
+    same = [reply.ids for reply in off] == [reply.ids for reply in on]
+    for arm, replies, fp32 in zip(ARMS, (off, on), (exact, exact if same else tokens.Fp32(oracle, prompts, on))):
+        entry[f"{arm}_overruled"] = fp32.overruled(replies, verdict.bound)
         entry[f"{arm}_verify_steps"] = sum(reply.verify_steps for reply in replies)
     return verdict, entry
 
@@ -175,16 +211,18 @@ def compare(pair, model: Path, shape, args, results: Results) -> list[str]:
 def table(results: Results) -> str:
     """The rows as text."""
     lines = [f"{results.content['gpu']}, {results.content['versions']}, ms a token of one request"]
-    lines += [f"{'bs':>3} {'rows':>4} {'off ms':>8} {'on ms':>8} {'ratio':>6} {'ci95':>15} {'accept off/on':>13} {'step off/on ms':>15} served"]
+    lines += [f"{'bs':>3} {'rows':>4} {'off ms':>8} {'on ms':>8} {'ratio':>6} {'ci95':>15} {'accept off/on':>13} {'step off/on ms':>15} served work"]
     for row in results.content["rows"]:
         low, high = row["ratio_ci95"]
         ms, accept, step = ([stats.median(row[f"{arm}_{what}"]) for arm in ARMS] for what in ("ms", "accept_length", "step_ms"))
         lines.append(
             f"{row['batch']:3d} {row['rows']:4d} {ms[0]:8.3f} {ms[1]:8.3f} {row['ratio']:6.3f} [{low:.3f}, {high:.3f}]"
-            f" {accept[0]:6.2f}/{accept[1]:.2f} {step[0]:8.3f}/{step[1]:.3f} {'yes' if row['served'] else 'NO'}"
+            f" {accept[0]:6.2f}/{accept[1]:.2f} {step[0]:8.3f}/{step[1]:.3f} {'yes' if row['served'] else 'NO'}    {'equal' if row['equal_work'] else 'NOT EQUAL: decides nothing'}"
         )
     for row in results.content.get("tokens", []):
         lines.append(f"tokens { ({k: v for k, v in row.items() if k != 'wrong_at'}) } {row.get('wrong_at', [])[:2]}")
+    if "start" in results.content:
+        lines.append(startup.sentence(results.content["start"]))
     return "\n".join(lines)
 
 
@@ -197,30 +235,34 @@ def server_arguments(args) -> list[str]:
 
 
 def main() -> int:
-    args = parse()
-    shape = models.named_shape(args.model, args.layers)
+    args, parts = parse(), Parts()
+    shape = dataclasses.replace(models.named_shape(args.model, args.layers), tied_head=False)
     results = Results(
         args.out,
         what="served-verify",
         name=args.name or f"served-ngram-{args.model}",
-        weights="real-scale random, seed 0",
+        weights=f"real-scale random, seed 0; an LM head that gives every token one successor, texts repeat after {args.period} tokens",
         command=["python3", "-m", "benchmark.serve.ngram_ab", *sys.argv[1:]],
         commit=args.commit,
     )
-    deadline.watchdog(args.deadline, lambda: print(table(results)))
-    model = models.write_model(args.work / "model", shape)
+    deadline.watchdog(args.deadline, lambda: print(table(results), parts, sep="\n"))
+    model = models.write_model(args.work / "model", shape, period=args.period)
     problems, pair = [], ()
     try:
-        pair = server.start_pair(model, server_arguments(args), work=args.work, limit_s=args.start_limit)
-        results.set(startup=startup_lines(pair[1]), idle_gpu_load=gpu_load_idle())
-        problems += measure(pair, shape, args, results)
+        with parts.part("start"):
+            widths = [rows * args.drafts for rows in range(1, max(args.batches) + 1)]
+            pair = pairs.start(args, model, server_arguments(args), results, batch_tokens=widths, ngram=True)
+        with parts.part("measure"):
+            problems += measure(pair, shape, args, results)
         results.set(clocks_mhz=provenance.gpu()["clocks_mhz"], problems=problems)
         if args.compare_tokens:
-            problems += compare(pair, model, shape, args, results)
-        counts = coverage.read(pair[1])
-        problems += counts.problems(needed_rows=1)
-        results.set(coverage=counts.summary(), problems=problems)
-        codes = {one.name: one.stop() for one in pair}
+            with parts.part("compare tokens"):
+                problems += compare(pair, model, shape, args, results)
+        with parts.part("stop"):
+            counts = coverage.read(pair[1])
+            problems += counts.problems(needed_rows=1)
+            results.set(coverage=counts.summary(), problems=problems)
+            codes = server.stop_pair(pair)
         results.set(exit_lines=coverage.exit_lines(pair[1]), exit_codes=codes)
     except (RuntimeError, OSError, ValueError, http.client.HTTPException) as error:  # keep what was measured
         deadline.say(f"{type(error).__name__}: {error}")
@@ -230,7 +272,8 @@ def main() -> int:
             deadline.say(f"{one.name}: exit status {one.process.poll()}, the end of its log:\n{one.tail()}")
     finally:
         deadline.kill_all()
-    print(table(results))
+    results.set(seconds=parts.seconds())
+    print(table(results), parts, sep="\n")
     print("problems:", *(f"\n  - {problem}" for problem in problems)) if problems else print("ok")
     return 1 if problems else 0
 

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmark import random_weights
@@ -49,6 +51,7 @@ class Server:
     def __init__(self, name: str, model: Path, arguments: list[str], *, work: Path, env: dict[str, str] | None = None) -> None:
         work.mkdir(parents=True, exist_ok=True)
         self.name, self.port = name, free_port()
+        self.ready_s: float | None = None  # seconds from the start of the process until it answered, once it did
         self.log_path = work / f"{name}.log"
         self.client = Client(self.port)
         self.command = launch_command(model, self.port, arguments)
@@ -64,25 +67,33 @@ class Server:
         """The last lines of the log."""
         return "\n".join(line[:300] for line in self.log().splitlines()[-lines:])
 
+    def last_words(self) -> str:
+        """SGLang's last log line, not a warning's or a progress bar's."""
+        return ["no log line yet", *self.grep(r"^\[\d{4}-")][-1][:200]
+
     def grep(self, pattern: str) -> list[str]:
         """The log lines that match a regular expression."""
         return [line for line in self.log().splitlines() if re.search(pattern, line)]
+
+    def answers(self) -> bool:
+        """Whether /health answers 200 now, which `ready_s` then tells. Raises RuntimeError with the end of the log when the server has
+        exited."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"{self.name} exited with {self.process.returncode}:\n{self.tail()}")
+        try:
+            status, _ = self.client.call("GET", "/health", timeout_s=5)
+        except OSError:
+            return False  # not listening yet
+        if status == 200 and self.ready_s is None:
+            self.ready_s = time.monotonic() - self.started
+        return status == 200
 
     def wait_ready(self, limit_s: float) -> float:
         """Wait for /health to answer 200; returns the seconds since start.
 
         Raises RuntimeError with the end of the log when the server exits or is not ready in time."""
-        while time.monotonic() - self.started < limit_s:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"{self.name} exited with {self.process.returncode}:\n{self.tail()}")
-            try:
-                status, _ = self.client.call("GET", "/health", timeout_s=5)
-                if status == 200:
-                    return time.monotonic() - self.started
-            except OSError:
-                status = 0  # not listening yet
-            time.sleep(0.5)
-        raise RuntimeError(f"{self.name} is not ready after {limit_s:.0f} s:\n{self.tail()}")
+        wait_ready((self,), limit_s)
+        return self.ready_s
 
     def wait_exit(self, limit_s: float) -> int | None:
         """The exit status, or None when the server still runs after `limit_s`."""
@@ -169,15 +180,39 @@ def cpu_arguments(*, context: int, max_batch: int, max_tokens: int, radix: bool 
     return arguments if radix else [*arguments, "--disable-radix-cache"]
 
 
+def wait_ready(servers: Sequence[Server], limit_s: float) -> None:
+    """Wait until all of them answer, each asked about every quarter of a second; says every 15 s what those that do not logged last.
+
+    Raises RuntimeError with the end of the log when one exits, or is not ready `limit_s` after its start."""
+    said = time.monotonic()
+    while waiting := [server for server in servers if not server.answers()]:
+        for server in waiting:
+            if time.monotonic() - server.started > limit_s:
+                raise RuntimeError(f"{server.name} is not ready after {limit_s:.0f} s:\n{server.tail()}")
+        if time.monotonic() - said >= 15:
+            said = time.monotonic()
+            for server in waiting:
+                deadline.say(f"{server.name} is starting: {server.last_words()}")
+        time.sleep(0.25)
+
+
 def start_pair(
     model: Path, arguments: list[str], *, work: Path, limit_s: float, env: dict[str, str] | None = None
 ) -> tuple[Server, Server]:
-    """The standard server and the plugin's server of one model on one GPU, both ready. Raises RuntimeError as `wait_ready`."""
+    """The standard server and the plugin's server of one model on one GPU, started together, both ready. Raises RuntimeError as
+    `wait_ready`."""
     off = Server("off", model, arguments, work=work, env=env)
     on = Server("on", model, [*arguments, FLAG], work=work, env=env)
+    wait_ready((off, on), limit_s)
     for server in (off, on):
-        deadline.say(f"{server.name}: ready after {server.wait_ready(limit_s):.1f} s")
+        deadline.say(f"{server.name}: ready after {server.ready_s:.1f} s")
     for line in on.grep(STARTUP):
         if "server_args=" not in line:
             deadline.say("on:", line[:400])
     return off, on
+
+
+def stop_pair(pair: Sequence[Server]) -> dict[str, int]:
+    """Exit status by name; the servers end side by side."""
+    with ThreadPoolExecutor(len(pair)) as pool:
+        return dict(zip([one.name for one in pair], pool.map(Server.stop, pair)))

@@ -9,6 +9,7 @@ against float32 on this very text: what its own rounding could have turned round
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from benchmark.serve.client import Client, Reply, greedy
 
@@ -94,6 +95,18 @@ class Fp32:
     def error(self, index: int, reply: Reply, agreed: int | None) -> float:
         """Largest error of a reply's log-probabilities on its first `agreed` positions (all if None), nats."""
         return self._error(index, dataclasses.replace(reply, top=reply.top[:agreed]))
+
+    def rms_error(self, replies: list[Reply]) -> float:
+        """Root mean square error of every log-probability in `replies`, the texts this was made of, nats. Raises ValueError without any."""
+        errors = [
+            (logprob - table[at, token].item()) ** 2
+            for table, reply in zip(self._logprobs, replies, strict=True)
+            for at, best in enumerate(reply.top)
+            for logprob, token in best
+        ]
+        if not errors:
+            raise ValueError("the replies have no log-probabilities")
+        return math.sqrt(sum(errors) / len(errors))
 
     def overruled(self, replies: list[Reply], bound: float) -> int:
         """How many tokens of `replies`, the texts this was made of, float32 would not have chosen by more than `bound` nats."""

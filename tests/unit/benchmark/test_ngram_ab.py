@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmark import models
+from benchmark import forced_text, models
 from benchmark.serve import coverage, ngram_ab, tokens
-from benchmark.serve.client import Reply, repetitive_prompt
+from benchmark.serve.client import Reply
 from sgl_lowlatency.bench.results import Results
 
 SHAPE = models.named_shape("qwen3-tiny")
@@ -19,32 +19,44 @@ def parse(monkeypatch, *words):
     return ngram_ab.parse()
 
 
-def reply(count, verify_steps, first=5, top=True):
-    ids = [first + i for i in range(count)]
+def reply(count, verify_steps, first=5, top=True, ids=None):
+    ids = [first + i for i in range(count)] if ids is None else ids
     best = [[(-0.1, token), (-3.0, token + 1)] for token in ids] if top else []
     return Reply(ids=ids, logprobs=[], top=best, finish="length", cached=0, verify_steps=verify_steps)
 
 
 class FakeClient:
-    """Takes `step_s` a verify step of `accept` tokens; the plugin's counter of `rows` goes up by `counted` for each."""
+    """Generates forced texts, `step_s` a verify step: a token a step for the first `period`, then `accept`, unless its caches were not
+    flushed before. The plugin's counter of `rows` goes up by `counted` for each step."""
 
-    def __init__(self, step_s, accept, counted=0, rows=4):
-        self.step_s, self.accept, self.counted, self.rows, self.executed, self.asked = step_s, accept, counted, rows, 0, []
+    def __init__(self, step_s, accept, counted=0, rows=4, period=16):
+        self.step_s, self.accept, self.counted, self.rows, self.period = step_s, accept, counted, rows, period
+        self.executed, self.asked, self.flushed = 0, [], False
+
+    def flush(self):
+        self.flushed = True
 
     def steps(self, count):
-        return -(-count // self.accept)
+        alone = min(count, self.period) if self.flushed else 0
+        return alone + -(-(count - alone) // self.accept)
+
+    def forced(self, prompt, count):
+        return forced_text.text(prompt[-1], count, vocab=SHAPE.vocab, period=self.period)
 
     def timed_replies(self, prompts, count):
-        self.asked.append((len(prompts), count))
-        self.executed += self.counted * self.steps(count)
-        return 1.0 + self.step_s * self.steps(count), [reply(count, self.steps(count)) for _ in prompts]
+        self.asked.append((len(prompts), count, self.flushed))
+        steps = self.steps(count)
+        self.executed += self.counted * steps
+        self.flushed = False
+        return 1.0 + self.step_s * steps, [reply(count, steps, ids=self.forced(prompt, count)) for prompt in prompts]
 
     def timed(self, prompts, count):
         return self.timed_replies(prompts, count)[0]
 
     def generate(self, prompts, params, *, top=0):
         count = params["max_new_tokens"] if isinstance(params, dict) else params[0]["max_new_tokens"]
-        return [reply(count, self.steps(count), top=bool(top)) for _ in prompts]
+        self.flushed = False
+        return [reply(count, -(-count // self.accept), top=bool(top)) for _ in prompts]
 
 
 def fake_pair(off, on, mode="verify"):
@@ -79,18 +91,19 @@ def test_the_defaults_are_what_is_asked_for(monkeypatch):
     assert int(arguments[arguments.index("--context-length") + 1]) >= args.context + args.long + args.drafts
 
 
-@pytest.mark.parametrize("words", [["--drafts", "1"], ["--short", "300"], ["--repeats", "0"], ["--warm", "0"], ["--batches", "1,x"]])
+@pytest.mark.parametrize("words", [["--drafts", "1"], ["--short", "300"], ["--repeats", "0"], ["--period", "1"], ["--batches", "1,x"]])
 def test_arguments_that_measure_nothing_are_refused(monkeypatch, words, capsys):
     with pytest.raises((SystemExit, ValueError)):
         parse(monkeypatch, *words)
 
 
-def test_a_prompt_repeats_its_phrase_and_no_other_requests(monkeypatch):
-    prompt = repetitive_prompt(50, vocab=1000, seed=1, period=24)
-    assert len(prompt) == 50 and prompt[:24] == prompt[24:48] and prompt[48:] == prompt[:2] and min(prompt) >= 10
-    args = parse(monkeypatch, "--context", "50")
-    prompts = [prompt for batch in (1, 4, 8) for prompt in ngram_ab.prompts_of(batch, 1000, args)]
-    assert len({tuple(prompt) for prompt in prompts}) == 13
+def test_no_two_requests_of_a_batch_have_the_same_text(monkeypatch):
+    args = parse(monkeypatch, "--context", "50", "--period", "16")
+    prompts = ngram_ab.prompts_of(8, 1000, args)
+    assert [len(prompt) for prompt in prompts] == [50] * 8
+    texts = [set(forced_text.text(prompt[-1], 16, vocab=1000, period=16)) for prompt in prompts]
+    assert len(set.union(*texts)) == 8 * 16
+    assert len({tuple(prompt) for batch in (1, 4, 8) for prompt in ngram_ab.prompts_of(batch, 1000, args)}) == 13
 
 
 def test_a_sample_is_the_slope_between_two_generations():
@@ -98,7 +111,7 @@ def test_a_sample_is_the_slope_between_two_generations():
     assert sample.token_ms == pytest.approx(2.0 / 256 * 1e3)
     assert sample.step_ms == pytest.approx(2.0 / 80 * 1e3), "of the request that took the most steps"
     assert sample.accept_length == pytest.approx(544 / 153)
-    assert sample.verify_steps == 90
+    assert sample.steps == [(5, 68), (4, 85)] and sample.served_steps == 90
 
 
 def test_a_server_that_does_not_speculate_is_no_sample():
@@ -106,29 +119,60 @@ def test_a_server_that_does_not_speculate_is_no_sample():
         ngram_ab.Sample.of((1.0, [reply(16, 4)]), (2.0, [reply(32, 0)]))
 
 
+def measured(monkeypatch, results, off, on, *words, mode="verify"):
+    args = parse(monkeypatch, "--batches", "1", "--short", "8", "--long", "48", "--period", "16", *words)
+    pair = fake_pair(off, on, mode)
+    return ngram_ab.measure(pair, SHAPE, args, results), pair
+
+
 def test_a_measured_row(monkeypatch, results):
-    args = parse(monkeypatch, "--batches", "1,4", "--short", "8", "--long", "48")
-    pair = fake_pair(FakeClient(0.006, accept=4), FakeClient(0.004, accept=4, counted=1))
-    assert ngram_ab.measure(pair, SHAPE, args, results) == []
+    problems, pair = measured(monkeypatch, results, FakeClient(0.006, accept=4), FakeClient(0.004, accept=4, counted=1), "--batches", "1,4")
+    assert problems == []
     first, second = json.loads(results.path.read_text())["rows"]
     assert (first["mode"], first["batch"], first["rows"], first["drafts"], second["rows"]) == ("verify", 1, 4, 4, 16)
-    assert first["off_ms"] == [1.5] * 3 and first["on_ms"] == [1.0] * 3 and first["ratio"] == 1.5
-    assert first["off_step_ms"] == [6.0] * 3 and first["on_step_ms"] == [4.0] * 3
-    assert first["off_accept_length"] == [4.0] * 3
-    assert first["on_verify_steps"] == 3 * (2 + 12) and first["on_steps"] == {"4": 42.0} and first["served"] is True
-    # warm-up of 2 long and 1 short, then short and long three times: the same prompts for both arms
-    asked = [(1, 48), (1, 48), (1, 8)] + [(1, 8), (1, 48)] * 3
-    assert pair[0].client.asked[:9] == pair[1].client.asked[:9] == asked
+    # 8 tokens in 8 steps and 48 in 16 + 8: 40 tokens in 16 steps between them
+    assert first["off_ms"] == [2.4] * 3 and first["on_ms"] == [1.6] * 3 and first["ratio"] == 1.5
+    assert first["off_step_ms"] == [6.0] * 3 and first["on_step_ms"] == [4.0] * 3 and first["step_ratio"] == 1.5
+    assert first["off_accept_length"] == [2.0] * 3
+    assert first["equal_work"] is True and first["verify_steps_by_request"] == [[8, 24]] and len(second["verify_steps_by_request"]) == 4
+    assert first["on_verify_steps"] == 3 * (8 + 24) and first["on_steps"] == {"4": 96.0} and first["served"] is True
+    # a long warm-up, then short and long three times: the same prompts for both arms, and caches flushed before each
+    asked = [(1, 48, True)] + [(1, 8, True), (1, 48, True)] * 3
+    assert pair[0].client.asked[:7] == pair[1].client.asked[:7] == asked
+    assert ngram_ab.table(results).splitlines()[2].endswith("yes    equal")
+
+
+def test_an_arm_that_accepts_more_drafts_decides_nothing(monkeypatch, results):
+    (problem,), _ = measured(monkeypatch, results, FakeClient(0.006, accept=3), FakeClient(0.004, accept=4, counted=1))
+    assert problem.startswith("bs 1: not decidable: verify steps by request, short and long, differ: off [[(8, 27)]")
+    row = results.content["rows"][0]
+    assert row["equal_work"] is False and "verify_steps_by_request" not in row
+    assert "NOT EQUAL: decides nothing" in ngram_ab.table(results)
+
+
+def test_one_repeat_with_remembered_drafts_decides_nothing(monkeypatch, results):
+    on = FakeClient(0.004, accept=4, counted=1)
+    flush, calls = on.flush, []
+    on.flush = lambda: calls.append(len(calls)) or (None if len(calls) == 3 else flush())  # the first long generation is not flushed
+    (problem,), _ = measured(monkeypatch, results, FakeClient(0.006, accept=4), on)
+    assert "on [[(8, 12)], [(8, 24)], [(8, 24)]]" in problem
+
+
+def test_a_text_that_is_not_the_forced_one_decides_nothing(monkeypatch, results):
+    on = FakeClient(0.004, accept=4, counted=1)
+    forced = on.forced
+    on.forced = lambda prompt, count: [*forced(prompt, count)[:-1], 7]
+    (problem,), _ = measured(monkeypatch, results, FakeClient(0.006, accept=4), on)
+    assert problem == "bs 1: not decidable: request 0 of arm on left the forced text at token 47"
 
 
 @pytest.mark.parametrize("counted, mode", [(0, "verify"), (1, "decode")])
 def test_steps_that_the_plugin_did_not_run_are_a_problem(monkeypatch, results, counted, mode):
-    args = parse(monkeypatch, "--batches", "8", "--short", "8", "--long", "48")
-    pair = fake_pair(FakeClient(0.006, accept=4), FakeClient(0.004, accept=4, counted=counted, rows=32), mode)
-    (problem,) = ngram_ab.measure(pair, SHAPE, args, results)
-    assert problem.startswith("bs 8: the plugin ran ") and problem.endswith(" of 42 verify steps of 32 rows")
+    on = FakeClient(0.004, accept=4, counted=counted, rows=32)
+    (problem,), _ = measured(monkeypatch, results, FakeClient(0.006, accept=4), on, "--batches", "8", mode=mode)
+    assert problem.startswith("bs 8: the plugin ran ") and problem.endswith(" of 96 verify steps of 32 rows")
     assert results.content["rows"][0]["served"] is False
-    assert "NO" in ngram_ab.table(results)
+    assert " NO " in ngram_ab.table(results)
 
 
 class Oracle:
@@ -193,11 +237,10 @@ def test_missing_log_probabilities_are_an_error_not_a_pass(monkeypatch):
 
 
 def test_the_table_has_a_line_a_row(monkeypatch, results):
-    args = parse(monkeypatch, "--batches", "1", "--short", "8", "--long", "48")
-    ngram_ab.measure(fake_pair(FakeClient(0.006, 4), FakeClient(0.004, 4, counted=1)), SHAPE, args, results)
+    measured(monkeypatch, results, FakeClient(0.006, 4), FakeClient(0.004, 4, counted=1))
     results.set(tokens=[{"batch": 1, "error": "no"}])
     lines = ngram_ab.table(results).splitlines()
-    assert lines[2].split()[:5] == ["1", "4", "1.500", "1.000", "1.500"] and lines[2].endswith("yes")
+    assert lines[2].split()[:5] == ["1", "4", "2.400", "1.600", "1.500"] and lines[2].endswith("equal")
     assert lines[3].startswith("tokens {'batch': 1, 'error': 'no'}")
 
 

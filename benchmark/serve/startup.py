@@ -1,0 +1,77 @@
+"""What a start of the two servers cost: seconds until each answered, and GPU memory that the plugin adds, from their logs.
+
+Both servers start together, so each slows the other down. Where kernels were compiled meanwhile the start was cold: its times are a
+compiler's, and no difference is taken from them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from benchmark.serve.server import STARTUP, Server
+
+KERNEL_SUFFIXES = (".so", ".cubin")
+_TIMINGS = re.compile(r"Engine startup timings \(s\): (.*)")
+_WEIGHTS = re.compile(r"Load weight end\..* mem usage=([\d.]+) GB")
+_GRAPHS = re.compile(r"Capture target (?:decode|verify) CUDA graph end\..* mem usage=(-?[\d.]+) GB")
+_BUILT = re.compile(r"NVIDIA megakernel: active .*built in ([\d.]+) s, ([\d.]+) MiB")
+_SELF_CHECK = re.compile(r"decode_step self-check: .*?, ([\d.]+) s: (?:passed|FAILED)")
+
+
+def cached_kernels() -> int:
+    """How many compiled kernels SGLang, DeepGEMM, Triton and FlashInfer keep on this host."""
+    home = Path.home()
+    roots = {Path(os.environ.get("SGLANG_CACHE_DIR") or home / ".cache" / "sglang"), Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton")}
+    roots |= {home / ".cache" / "flashinfer", home / ".cache" / "tvm-ffi"}
+    return sum(name.endswith(KERNEL_SUFFIXES) for root in roots for _, _, names in os.walk(root) for name in names)
+
+
+def lines(one: Server) -> list[str]:
+    """What the plugin and SGLang's binding of it logged at start."""
+    return [line[:500] for line in one.grep(STARTUP) if "server_args=" not in line][:20]
+
+
+def arm(ready_s: float | None, log: str) -> dict:
+    """One server's costs: `ready_s`, SGLang's own timings in seconds, weights_gib and graphs_gib of GPU memory, and of the plugin
+    built_s, plugin_mib and self_check_s. What the log does not say is left out."""
+    found = {} if ready_s is None else {"ready_s": round(ready_s, 1)}
+    if timings := _TIMINGS.search(log):
+        found["timings_s"] = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", timings[1])}
+    for key, pattern in (("weights_gib", _WEIGHTS), ("graphs_gib", _GRAPHS)):
+        if sizes := pattern.findall(log):
+            found[key] = float(sizes[0])
+    if built := _BUILT.search(log):
+        found |= {"built_s": float(built[1]), "plugin_mib": float(built[2])}
+    if checks := _SELF_CHECK.findall(log):
+        found["self_check_s"] = round(sum(map(float, checks)), 2)
+    return found
+
+
+def costs(off: dict, on: dict, compiled: int) -> dict:
+    """JSON field `start` of a results file. off, on: of `arm`. compiled: kernels that were not cached before.
+
+    added_s is the plugin's, left out of a cold start. plugin_memory_share is what the plugin allocated over the model's weights; its
+    graphs' memory stands in graphs_gib of either arm.
+    """
+    found = {"off": off, "on": on, "compiled_kernels": compiled, "cold": compiled > 0}
+    if not compiled and "ready_s" in off and "ready_s" in on:
+        found["added_s"] = round(on["ready_s"] - off["ready_s"], 1)
+    if "plugin_mib" in on and off.get("weights_gib"):
+        found["plugin_memory_share"] = round(on["plugin_mib"] / 1024 / off["weights_gib"], 5)
+    return found
+
+
+def sentence(start: dict) -> str:
+    """The costs on one line of a table."""
+    off, on = start["off"], start["on"]
+    text = f"start: ready after {off.get('ready_s')} s off, {on.get('ready_s')} s on, both started together"
+    if start["cold"]:
+        text += f"; cold, {start['compiled_kernels']} kernels compiled: no difference taken"
+    elif "added_s" in start:
+        text += f", {start['added_s']:+.1f} s with caches warm"
+    text += f"; built in {on.get('built_s')} s, self-check {on.get('self_check_s')} s"
+    if "plugin_memory_share" in start:
+        text += f"; memory {on['plugin_mib']} MiB, {start['plugin_memory_share']:.2%} of the weights"
+    return text + f"; graphs {off.get('graphs_gib')} GiB off, {on.get('graphs_gib')} on"
