@@ -5,17 +5,20 @@
 #
 # OUT      folder of the JSON results and of logs.tgz      WORK   scratch folder (models, logs, traces)
 # COMMIT   hash of the code measured
-# PHASE    speed      decode_ab at 1k, batch 1 2 4 8, tokens compared (about 4 min)
-#          long       decode_ab at 8k, batch 1 (about 3 min)
+# PHASE    speed      decode_ab at 1k, batch 1 2 4 8, tokens compared (about 3 min on a cold host)
+#          long       decode_ab at 8k and 32k, batch 1, prompts kept in the prefix cache (about 2 min)
+#          served     speed's and long's cases on one pair of servers of 32k context, prompts kept in the prefix cache
+#          fp8        decode_ab of FP8 matrices at 1k, batch 1 2 4 8 (about 3 min)
 #          profile    as speed, with GPU-only step times from traces (about 5 min)
 #          standard   SGLang's own graph and decode_step, GPU time only, with and without LM head (about 3 min)
 #          standard-fp8  SGLang's own graph of the model with FP8 matrices (about 3 min)
-#          ngram      ngram_ab at 1k, batch 1 4 8, tokens compared (about 5 min)
+#          ngram      ngram_ab at 1k, batch 1 4 8, tokens compared (about 3 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
 # PYTHONPATH must lead to the installed package; `python3` must be the one with SGLang. DEADLINE (s, default 580) is the whole
-# run's: a phase gets what is left of it.
+# run's: a phase gets what is left of it. CACHES, a file: kernels that SGLang, DeepGEMM and Triton compiled. Where it is, it is unpacked
+# before the first phase; where it is not, it is written after the last, for the next host of this kind.
 set -uo pipefail
 out=$1 work=$2 commit=$3
 shift 3
@@ -25,14 +28,17 @@ begin=$(date +%s) tables=$work/tables.txt status=0
 
 left() { echo $((${DEADLINE:-580} - ($(date +%s) - begin) - 10)); }
 
+if [ -f "${CACHES:-}" ]; then tar -C "$HOME" -xzf "$CACHES" || exit 2; fi
+
 phase() {  # NAME MODULE ARGUMENTS...: run one script; its last 45 lines go to the tables
   local name=$1 module=$2
   shift 2
+  local since; since=$(date +%s)
   if [ "$(left)" -lt 45 ]; then echo "== $name: no time left" >> "$tables"; return 1; fi
   python3 -m "benchmark.$module" --out "$out" --work "$work/$name" --commit "$commit" --deadline "$(left)" "$@" > "$work/$name.txt" 2>&1
   local code=$?
-  { echo "== $name: exit $code after $(($(date +%s) - begin)) s"; tail -45 "$work/$name.txt" | cut -c1-420; } >> "$tables"
-  echo "$name: exit $code, $(($(date +%s) - begin)) s"
+  { echo "== $name: exit $code, took $(($(date +%s) - since)) s, ended at $(($(date +%s) - begin)) s"; tail -45 "$work/$name.txt" | cut -c1-420; } >> "$tables"
+  echo "$name: exit $code, took $(($(date +%s) - since)) s, ended at $(($(date +%s) - begin)) s"
   return $code
 }
 
@@ -40,7 +46,10 @@ for name in "$@"; do
   case $name in
     speed) phase speed serve.decode_ab || status=1 ;;
     profile) phase profile serve.decode_ab --profile || status=1 ;;
-    long) phase long serve.decode_ab --name served-qwen3-8b-8k --contexts 8000 --batches 1 --compare-tokens 64 || status=1 ;;
+    long) phase long serve.decode_ab --name served-qwen3-8b-long --cases 1x8000,1x32000 --radix --compare-tokens 64 || status=1 ;;
+    served) phase served serve.decode_ab --name served-qwen3-8b-to-32k --cases 1x1024,2x1024,4x1024,8x1024,1x8000,1x32000 --radix \
+      --compare-tokens 64 || status=1 ;;
+    fp8) phase fp8 serve.decode_ab --quantization fp8 --compare-tokens 64 || status=1 ;;
     standard) phase standard kernels.standard_step || status=1 ;;
     standard-fp8) phase standard-fp8 kernels.standard_step --quantization fp8 || status=1 ;;
     ngram) phase ngram serve.ngram_ab || status=1 ;;
@@ -54,5 +63,8 @@ for name in "$@"; do
   esac
 done
 (cd "$work" && find . -name '*.log' -o -name '*.txt' | tar -czf "$out/logs.tgz" -T -)
+if [ -n "${CACHES:-}" ] && [ ! -f "$CACHES" ]; then
+  (cd "$HOME" && find .cache/sglang .triton -type f 2> /dev/null | tar -czf "$CACHES" -T -)
+fi
 tail -c 11000 "$tables"
 exit $status

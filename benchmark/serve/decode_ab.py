@@ -27,6 +27,7 @@ from sgl_lowlatency.bench.results import Results
 
 CASES = "1x1024,2x1024,4x1024,8x1024"
 PREFILL_CHUNK = 8192  # SGLang's own choice on a card of this size
+FP8_NOTES = "off: W8A8 by SGLang's own choice of backend (DeepGEMM on Hopper, kernels compiled at first use); on: W8A16"
 
 
 def parse() -> argparse.Namespace:
@@ -130,12 +131,13 @@ def server_arguments(args) -> list[str]:
 
 
 def batch_tokens(args) -> list[int]:
-    """Tokens of the batches that the servers will run: decode steps, prefills of the measured prompts and of the compared ones, and the
-    request that SGLang sends itself."""
+    """Tokens of the batches that the servers may run: decode steps, prefills of any of the measured prompts and of all compared ones,
+    and the request that SGLang sends itself."""
     found = {3} | {batch for batch, _ in args.cases}
     for batch, context in args.cases:
-        compared = sum(max(context - 37 * i, 8) for i in range(batch))
-        found |= {min(total, PREFILL_CHUNK) for total in (batch * context, compared)}
+        prefills = {context * prompts for prompts in range(1, batch + 1)}  # they may arrive one by one
+        prefills.add(sum(map(len, token_check.prompts_of(batch, context, vocab=1000))))
+        found |= {min(tokens, PREFILL_CHUNK) for tokens in prefills}
     return sorted(found)
 
 
@@ -180,6 +182,7 @@ def main() -> int:
         weights="real-scale random, seed 0",
         command=["python3", "-m", "benchmark.serve.decode_ab", *sys.argv[1:]],
         commit=args.commit,
+        notes=FP8_NOTES if args.quantization else "",
     )
     deadline.watchdog(args.deadline, lambda: print(table(results), parts, sep="\n"))
     try:

@@ -26,7 +26,7 @@ from benchmark.common import deadline
 
 # of a server beside this: DeepGEMM's kernels are compiled when they are first needed, and the same ones run
 ENVIRONMENT = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
-FEW_TOKENS = 64  # up to here DeepGEMM's kernels are others than beyond: each side has a process of its own
+LAST_TOKENS = (64, 2048, 1 << 30)  # numbers of tokens up to these share a process: they share most of DeepGEMM's kernels
 
 
 def matrices(config: dict) -> list[tuple[int, int]]:
@@ -40,8 +40,9 @@ def jobs(config: dict, tokens: list[int]) -> list[list[str]]:
     """Arguments of one process each: "kernels", or "matrix N K TOKENS" of an FP8 model."""
     found = [["kernels"]]
     if "quantization_config" in config:
-        sides = [[m for m in sorted(set(tokens)) if m <= FEW_TOKENS], [m for m in sorted(set(tokens)) if m > FEW_TOKENS]]
-        found += [["matrix", str(n), str(k), ",".join(map(str, side))] for n, k in matrices(config) for side in sides if side]
+        firsts = (0, *LAST_TOKENS)
+        groups = [[m for m in sorted(set(tokens)) if first < m <= last] for first, last in zip(firsts, LAST_TOKENS)]
+        found += [["matrix", str(n), str(k), ",".join(map(str, group))] for n, k in matrices(config) for group in groups if group]
     return found
 
 
@@ -113,9 +114,13 @@ def build(builders: dict[str, Callable[[], object]]) -> list[str]:
 
 def run_matrix(n: int, k: int, tokens: list[int]) -> None:
     """One product of every number of tokens with an FP8 matrix [n, k], by what SGLang runs for it."""
+    import deep_gemm
     import torch
+    from sglang.srt.environ import envs
     from sglang.srt.layers.quantization.fp8_utils import deepgemm_w8a8_block_fp8_linear_with_fallback as linear
 
+    if envs.SGLANG_DEEPGEMM_PDL.get():
+        deep_gemm.set_pdl(True)  # as a server does: it may be part of the kernel
     weight = torch.zeros((n, k), dtype=torch.float8_e4m3fn, device="cuda")
     scale = torch.ones((-(-n // 128), -(-k // 128)), dtype=torch.float32, device="cuda")
     for count in tokens:

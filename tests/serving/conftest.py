@@ -62,6 +62,18 @@ def servers(tiny_model, tmp_path_factory):
     assert "coverage" not in started[0].log_text()
 
 
+@pytest.fixture
+def progress(request):
+    """Prints a line at once, past pytest's capture: a start that takes minutes is seen to take them."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(line: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n{request.node.name}: {line}", end="", flush=True)
+
+    return say
+
+
 def _runs(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE

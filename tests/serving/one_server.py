@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from generate import generate
@@ -17,17 +18,28 @@ LENGTHS, NEW_TOKENS = (1, 63, 130), 12
 _COVERAGE = r"coverage: decode_step ran (\d+) decode steps .*SGLang's forward ran \d+ eager steps \((.*)\)"
 
 
-def serve(model: Path, folder: Path):
-    """(answers, log): prompts of LENGTHS tokens one after the other, NEW_TOKENS each; the server stopped. folder: of the log."""
-    setup, prompts = server_setup.server_setup(model), random.Random(5)
-    server = ServerProcess([*setup.arguments, server_setup.PLUGIN_FLAG], server_setup.free_port(), folder / "log", setup.environment)
+def start(model: Path, folder: Path, *extra: str) -> ServerProcess:
+    """The server, starting; `extra` are more of its arguments. folder: of the log."""
+    setup = server_setup.server_setup(model, extra)
+    folder.mkdir(parents=True, exist_ok=True)
+    return ServerProcess([*setup.arguments, server_setup.PLUGIN_FLAG], server_setup.free_port(), folder / "log", setup.environment)
+
+
+def ask(server: ServerProcess, start_limit_s: float, progress: Callable[[str], None]):
+    """(answers, log): prompts of LENGTHS tokens one after the other, NEW_TOKENS each; the server stopped."""
+    prompts = random.Random(5)
     with running(server):
-        server.wait_ready(START_TIMEOUT_S, progress=print)
+        server.wait_ready(start_limit_s, progress)
         prompt_ids = [[prompts.randrange(3, TinyModel.vocab_size) for _ in range(length)] for length in LENGTHS]
         answers = [generate(server.url, ids, NEW_TOKENS) for ids in prompt_ids]
         server.require_alive()
         server.request_stop()
     return answers, server.log_text()
+
+
+def serve(model: Path, folder: Path):
+    """`ask` of a server of its own."""
+    return ask(start(model, folder), START_TIMEOUT_S, print)
 
 
 def require_every_decode_step(log: str) -> None:

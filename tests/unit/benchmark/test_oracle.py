@@ -29,3 +29,27 @@ def test_a_position_does_not_see_later_tokens(tmp_path):
     one = oracle.Oracle(models.write_model(tmp_path, SHAPE), "cpu")
     short, long = one.logits([[9, 8, 7], [9, 8, 7, 6, 5]], [0, 0])
     torch.testing.assert_close(short, long[:3])
+
+
+def test_fp8_weights_are_what_codes_and_scales_mean(tmp_path):
+    """Against transformers with every matrix replaced by codes times scales, element by element."""
+    transformers = pytest.importorskip("transformers")
+    directory = models.write_model(tmp_path, SHAPE, fp8=True)
+    stored = dict(random_weights.all_weights(directory, "cpu"))
+    state = {}
+    for name, tensor in stored.items():
+        if f"{name}_scale_inv" in stored:
+            rows, columns = (torch.arange(size) // 128 for size in tensor.shape)
+            tensor = tensor.float() * stored[f"{name}_scale_inv"][rows][:, columns]
+        if not name.endswith("_scale_inv"):
+            state[name] = tensor.float()
+    plain = models.write_model(tmp_path / "bf16", SHAPE)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config.from_pretrained(plain)).to(torch.float32).eval()
+    assert model.load_state_dict(state, strict=False) == ([], [])
+    ids = [5, 250, 17, 99, 3, 42]
+    with torch.no_grad():
+        want = model(torch.tensor([ids])).logits[0, 2:]
+    got = oracle.Oracle(directory, "cpu").logits([ids], [2])[0]
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    rounded = oracle.Oracle(plain, "cpu").logits([ids], [2])[0]
+    assert (got - rounded).abs().max() > 0.05, "the codes are not the bf16 weights"

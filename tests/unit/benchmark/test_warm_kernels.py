@@ -13,12 +13,12 @@ def test_the_matrices_are_those_that_sglang_runs():
     assert warm_kernels.matrices(CONFIG) == [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288)]
 
 
-def test_an_fp8_model_has_a_process_a_matrix_and_side():
+def test_an_fp8_model_has_a_process_a_matrix_and_range_of_tokens():
     assert warm_kernels.jobs(CONFIG, [1, 1024]) == [["kernels"]]
     fp8 = models.hf_config(models.SHAPES["qwen3-8b"], fp8=True)
     jobs = warm_kernels.jobs(fp8, [1024, 8, 1, 3, 8192, 8])
-    assert jobs[0] == ["kernels"] and len(jobs) == 1 + 2 * 4
-    assert jobs[1:3] == [["matrix", "6144", "4096", "1,3,8"], ["matrix", "6144", "4096", "1024,8192"]]
+    assert jobs[0] == ["kernels"] and len(jobs) == 1 + 3 * 4
+    assert jobs[1:4] == [["matrix", "6144", "4096", tokens] for tokens in ("1,3,8", "1024", "8192")]
     assert len(warm_kernels.jobs(fp8, [1, 2])) == 1 + 4, "no process without a number of tokens"
 
 
