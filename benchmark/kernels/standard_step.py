@@ -225,10 +225,15 @@ def main() -> int:
     bandwidth = read_bandwidth.measure()  # before SGLang takes the memory
     results.set(bandwidth_gb_s={key: round(value) for key, value in bandwidth.items()})
     from benchmark.kernels import sglang_runner
+    from benchmark.serve import warm_kernels
 
-    arguments = sglang_arguments(models.write_model(args.work / "model", shape, fp8=args.quantization == "fp8"), args.cases, args.server_arg)
+    model = models.write_model(args.work / "model", shape, fp8=args.quantization == "fp8")
+    arguments = sglang_arguments(model, args.cases, args.server_arg)
     deadline.say("loading SGLang:", *arguments[2:])
+    batches = [tokens for rows, context in args.cases for tokens in (rows, rows * (context - 1))]
+    warming = warm_kernels.start(model, batches, ngram=False, work=args.work)
     bench = Bench(sglang_runner.load(arguments), args)
+    deadline.say("kernels:", warm_kernels.finish(warming, limit_s=60))
     failures = list(bench.notes)
     backend = type(bench.runner.attn_backend).__name__
     results.set(attention_backend=backend, failures=failures)

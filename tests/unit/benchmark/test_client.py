@@ -11,6 +11,7 @@ from benchmark.serve.client import Client, greedy
 
 class Handler(http.server.BaseHTTPRequestHandler):
     seen: list = []
+    flush_status = 200
 
     def log_message(self, *_args):
         """Keep the test's output clean."""
@@ -20,6 +21,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         Handler.seen.append((self.path, body))
         if self.path == "/abort_request":
             self.answer(200, b"")
+        elif self.path == "/flush_cache?timeout=30":
+            self.answer(Handler.flush_status, b"Cache flushed.")
         elif body.get("stream"):
             self.stream(body)
         elif body["input_ids"] == [[13]]:
@@ -92,3 +95,11 @@ def test_a_stream_is_put_together_whichever_way_it_is_cut(client, rid):
 def test_a_stream_can_be_dropped(client):
     reply = client.stream([1], greedy(4), rid="x", on_token=lambda n: n < 2)
     assert reply.ids == [40, 41]
+
+
+def test_a_flush_that_the_server_refuses_is_an_error(client, monkeypatch):
+    client.flush()
+    assert Handler.seen[-1] == ("/flush_cache?timeout=30", {})
+    monkeypatch.setattr(Handler, "flush_status", 400)
+    with pytest.raises(RuntimeError, match="flush_cache"):
+        client.flush()
