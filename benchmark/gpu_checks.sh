@@ -36,9 +36,10 @@ phase() {  # NAME MODULE ARGUMENTS...: run one script; its last 45 lines go to t
   local since; since=$(date +%s)
   if [ "$(left)" -lt 45 ]; then echo "== $name: no time left" >> "$tables"; return 1; fi
   python3 -m "benchmark.$module" --out "$out" --work "$work/$name" --commit "$commit" --deadline "$(left)" "$@" > "$work/$name.txt" 2>&1
-  local code=$?
-  { echo "== $name: exit $code, took $(($(date +%s) - since)) s, ended at $(($(date +%s) - begin)) s"; tail -45 "$work/$name.txt" | cut -c1-420; } >> "$tables"
-  echo "$name: exit $code, took $(($(date +%s) - since)) s, ended at $(($(date +%s) - begin)) s"
+  local code=$? now; now=$(date +%s)
+  local how="$name: exit $code, took $((now - since)) s, ended at $((now - begin)) s"
+  { echo "== $how"; tail -45 "$work/$name.txt" | cut -c1-420; } >> "$tables"
+  echo "$how"
   return $code
 }
 

@@ -211,13 +211,15 @@ def compare(pair, model: Path, shape, args, results: Results) -> list[str]:
 def table(results: Results) -> str:
     """The rows as text."""
     lines = [f"{results.content['gpu']}, {results.content['versions']}, ms a token of one request"]
-    lines += [f"{'bs':>3} {'rows':>4} {'off ms':>8} {'on ms':>8} {'ratio':>6} {'ci95':>15} {'accept off/on':>13} {'step off/on ms':>15} served work"]
+    head = f"{'bs':>3} {'rows':>4} {'off ms':>8} {'on ms':>8} {'ratio':>6} {'ci95':>15} {'accept off/on':>13} {'step off/on ms':>15}"
+    lines += [f"{head} served work"]
     for row in results.content["rows"]:
         low, high = row["ratio_ci95"]
         ms, accept, step = ([stats.median(row[f"{arm}_{what}"]) for arm in ARMS] for what in ("ms", "accept_length", "step_ms"))
+        work = "equal" if row["equal_work"] else "NOT EQUAL: decides nothing"
         lines.append(
             f"{row['batch']:3d} {row['rows']:4d} {ms[0]:8.3f} {ms[1]:8.3f} {row['ratio']:6.3f} [{low:.3f}, {high:.3f}]"
-            f" {accept[0]:6.2f}/{accept[1]:.2f} {step[0]:8.3f}/{step[1]:.3f} {'yes' if row['served'] else 'NO'}    {'equal' if row['equal_work'] else 'NOT EQUAL: decides nothing'}"
+            f" {accept[0]:6.2f}/{accept[1]:.2f} {step[0]:8.3f}/{step[1]:.3f} {'yes' if row['served'] else 'NO'}    {work}"
         )
     for row in results.content.get("tokens", []):
         lines.append(f"tokens { ({k: v for k, v in row.items() if k != 'wrong_at'}) } {row.get('wrong_at', [])[:2]}")

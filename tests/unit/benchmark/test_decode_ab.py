@@ -93,7 +93,8 @@ def test_the_table_tells_the_start_and_what_was_not_compared(monkeypatch, result
     assert "'compared': False" in lines[3] and "+4.0 s with caches warm" in lines[4]
 
 
-PHASES = re.findall(r"phase (\S+) serve\.(decode_ab|ngram_ab)(.*?) \|\|", (Path(__file__).parents[3] / "benchmark/gpu_checks.sh").read_text().replace("\\\n", ""))
+SCRIPT = (Path(__file__).parents[3] / "benchmark" / "gpu_checks.sh").read_text().replace("\\\n", "")
+PHASES = re.findall(r"phase (\S+) serve\.(decode_ab|ngram_ab)(.*?) \|\|", SCRIPT)
 
 
 @pytest.mark.parametrize("name, script, words", PHASES)
