@@ -24,9 +24,14 @@ def prompts_of(batch: int, context: int, vocab: int) -> list[list[int]]:
     return [random_prompt(max(context - 37 * i, 8), vocab=vocab, seed=7000 + 10 * batch + i) for i in range(batch)]
 
 
-def check(pair, prompts, oracle, args) -> tuple[dict, list[str]]:
-    """(fields of an entry, what is wrong) of one batch. args: compare_tokens, bound, quantization."""
+def ask(pair, prompts, args) -> tuple[list[tokens.Reply], list[tokens.Reply]]:
+    """Both servers' replies with log-probabilities. args: compare_tokens."""
     off, on = (one.client.generate(prompts, greedy(args.compare_tokens), top=tokens.TOP) for one in pair)
+    return off, on
+
+
+def check(pair, prompts, off, on, oracle, args) -> tuple[dict, list[str]]:
+    """(fields of an entry, what is wrong) of one batch's replies. args: bound, quantization."""
     verdict = tokens.judge(prompts, off, on, oracle=oracle, bound=args.bound, client=pair[1].client)
     entry = verdict.summary() | {"wrong_at": [vars(found) for found in verdict.wrong]}
     problems = [f"{len(verdict.wrong)} wrong tokens"] if verdict.wrong else []
@@ -43,18 +48,27 @@ def check_all(pair, model, shape, args, results) -> list[str]:
     sentence each."""
     import torch
 
-    from benchmark.oracle import Oracle
+    from benchmark.oracle import Oracle, Remembered
 
-    oracle, entries, problems = Oracle(model, torch.device(args.device)), [], []
     results.set(tokens_compared_by=COMPARED[args.quantization or "bf16"])
+    asked = {}
     for batch, context in args.cases:
-        if context > args.compare_up_to:
-            entries.append({"batch": batch, "context": context, "compared": False})
-            continue
-        entry, found = check(pair, prompts_of(batch, context, shape.vocab), oracle, args)
+        if context <= args.compare_up_to:
+            prompts = prompts_of(batch, context, shape.vocab)
+            asked[batch, context] = prompts, *ask(pair, prompts, args)
+    sequences, first = [], []
+    for prompts, off, on in asked.values():
+        for replies in (off, on) if args.quantization else (off,):
+            more = tokens.sequences_of(prompts, replies)
+            sequences, first = sequences + more[0], first + more[1]
+    oracle = Remembered(Oracle(model, torch.device(args.device)), sequences, first)
+    entries, problems = [], []
+    for batch, context in args.cases:
+        entry, found = {"compared": False}, []
+        if (batch, context) in asked:
+            entry, found = check(pair, *asked[batch, context], oracle, args)
         entries.append({"batch": batch, "context": context, **entry})
         results.set(tokens=entries)
         problems += [f"tokens bs {batch} at {context}: {problem}" for problem in found]
         deadline.say(f"tokens bs {batch} at {context}:", {key: value for key, value in entry.items() if key != "wrong_at"}, *found)
-    results.set(tokens=entries)
     return problems

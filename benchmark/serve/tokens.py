@@ -74,6 +74,12 @@ def path_error(off: list[Reply], on: list[Reply]) -> float:
     return worst
 
 
+def sequences_of(prompts: list[list[int]], replies: list[Reply]) -> tuple[list[list[int]], list[int]]:
+    """What an oracle is asked for replies to prompts: sequences, and the positions from which logits are wanted."""
+    sequences = [prompt + reply.ids[:-1] for prompt, reply in zip(prompts, replies, strict=True)]
+    return sequences, [len(prompt) - 1 for prompt in prompts]
+
+
 class Fp32:
     """Float32 log-probabilities of the standard path's texts.
 
@@ -81,8 +87,7 @@ class Fp32:
     """
 
     def __init__(self, oracle, prompts: list[list[int]], off: list[Reply]) -> None:
-        sequences = [prompt + reply.ids[:-1] for prompt, reply in zip(prompts, off, strict=True)]
-        logits = oracle.logits(sequences, [len(prompt) - 1 for prompt in prompts])
+        logits = oracle.logits(*sequences_of(prompts, off))
         self._logprobs = [x.log_softmax(dim=-1) for x in logits]
         self.off_error = max(self._error(i, reply) for i, reply in enumerate(off))
         self.margins = [m for x in logits for m in _top_margins(x)]

@@ -92,9 +92,9 @@ def kernel_builders(config: dict, *, ngram: bool) -> dict[str, Callable[[], obje
     if config["architectures"] == ["Qwen3ForCausalLM"]:
         found["qknorm"] = lambda: norm._jit_qknorm_module(dim, bf16)
     if ngram:
-        from sglang.kernels.ops.speculative import ngram_corpus
+        from sglang.kernels.ops.speculative import ngram_corpus, tree
 
-        found["ngram_corpus"] = ngram_corpus.get_ngram_corpus_cls
+        found |= {"ngram_corpus": ngram_corpus.get_ngram_corpus_cls, "speculative_tree": tree._jit_tree_module}
     return found
 
 

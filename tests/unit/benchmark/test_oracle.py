@@ -53,3 +53,13 @@ def test_fp8_weights_are_what_codes_and_scales_mean(tmp_path):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     rounded = oracle.Oracle(plain, "cpu").logits([ids], [2])[0]
     assert (got - rounded).abs().max() > 0.05, "the codes are not the bf16 weights"
+
+
+def test_one_pass_answers_for_every_sequence_it_was_given(tmp_path):
+    one = oracle.Oracle(models.write_model(tmp_path, SHAPE), "cpu")
+    sequences, first = [[9, 8, 7], [5, 4], [9, 8, 7]], [1, 0, 1]
+    remembered = oracle.Remembered(one, sequences, first)
+    for sequence, begin in zip(sequences, first, strict=True):
+        torch.testing.assert_close(remembered.logits([sequence], [begin]), one.logits([sequence], [begin]))
+    with pytest.raises(KeyError):
+        remembered.logits([[9, 8]], [1])

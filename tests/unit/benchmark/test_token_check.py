@@ -18,6 +18,9 @@ class Oracle:
         return [EXACT.repeat(len(s) - f, 1) for s, f in zip(sequences, first, strict=True)]
 
 
+LOGITS = Oracle.logits
+
+
 class FakeServer:
     """Answers token 1 throughout, its log-probabilities off by `error`; `wrong` puts a token 3 at the first position."""
 
@@ -36,7 +39,8 @@ class FakeServer:
 
 def check(off, on, quantization):
     args = SimpleNamespace(compare_tokens=6, bound=None, quantization=quantization)
-    return token_check.check((off, on), [[7, 8], [9, 7, 8]], Oracle(), args)
+    prompts = [[7, 8], [9, 7, 8]]
+    return token_check.check((off, on), prompts, *token_check.ask((off, on), prompts, args), Oracle(), args)
 
 
 def test_bf16_is_judged_by_tokens_alone():
@@ -66,7 +70,10 @@ def test_long_cases_are_said_not_to_be_compared(monkeypatch, tmp_path):
     kept = {}
     args = SimpleNamespace(compare_tokens=6, bound=None, quantization="fp8", device="cpu", compare_up_to=500, cases=[(1, 100), (1, 9000)])
     results, shape = SimpleNamespace(set=kept.update), models.SHAPES["qwen3-tiny"]
+    passes = []
+    monkeypatch.setattr(Oracle, "logits", lambda self, sequences, first: passes.append(len(sequences)) or LOGITS(self, sequences, first))
     monkeypatch.setattr("benchmark.oracle.Oracle", lambda model, device: Oracle())
     assert token_check.check_all((FakeServer(0.4), FakeServer(0.1)), tmp_path, shape, args, results) == []
+    assert passes == [1], "both servers' texts are the same here, and one pass takes all of them"
     assert [entry.get("compared", True) for entry in kept["tokens"]] == [True, False]
-    assert "dequantised" in kept["tokens_compared_by"] or "dequantized" in kept["tokens_compared_by"]
+    assert "dequantised" in kept["tokens_compared_by"]
