@@ -1,8 +1,9 @@
 """An LM head that leaves the next token no choice: every token has one successor, so a greedy text is known from its last prompt token.
 
-The row of a token is its predecessor's embedding, which the residual stream still holds behind the last layer: it is about 1 / sqrt(19)
-of 36 layers' worth, so the successor's logit is near 3 sqrt(4096 / 19) = 44 in Qwen3-8B while no other of 152k passes 15. Two servers that
-round differently generate the same text. Nothing else of the model changes, and neither do its shapes.
+The row of a token is its predecessor's embedding, of which the residual stream behind the last layer still holds a part: after 36 layers
+of these weights the two correlate by 0.19. The successor's logit is then near 0.19 * 3 * sqrt(hidden), 36 in Qwen3-8B, where the best of
+152k others reaches 13 to 16. Two servers that round differently generate the same text; with few hidden channels they need not. Nothing
+else of the model changes, and neither do its shapes.
 """
 
 from __future__ import annotations
