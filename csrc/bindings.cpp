@@ -10,8 +10,10 @@
 #include <tuple>
 #include <vector>
 
+#include "emulation/bitmap_routing.hpp"
 #include "emulation/decode_step.hpp"
 #include "emulation/selftest.hpp"
+#include "launch/bitmap_routing.hpp"
 #include "launch/decode_step.hpp"
 #include "launch/read_bytes.hpp"
 #include "launch/weight_map.hpp"
@@ -67,11 +69,22 @@ py::bytes pack_weight_maps(const std::vector<MatrixTuple>& matrices, bool is_cud
 }
 
 // A pointer member as an integer property.
-template <class T>
-void pointer_property(py::class_<abi::DecodeStepParams>& type, const char* name, T* abi::DecodeStepParams::*member) {
+template <class Params, class T>
+void pointer_property(py::class_<Params>& type, const char* name, T* Params::*member) {
   type.def_property(
-      name, [member](const abi::DecodeStepParams& p) { return reinterpret_cast<uintptr_t>(p.*member); },
-      [member](abi::DecodeStepParams& p, uintptr_t value) { p.*member = reinterpret_cast<T*>(value); });
+      name, [member](const Params& p) { return reinterpret_cast<uintptr_t>(p.*member); },
+      [member](Params& p, uintptr_t value) { p.*member = reinterpret_cast<T*>(value); });
+}
+
+emulation::Options emulation_options(uint64_t seed, int32_t planted, int32_t starvation, const std::vector<RegionTuple>& regions) {
+  emulation::Options options;
+  options.seed = seed;
+  options.planted = static_cast<dialect::Planted>(planted);
+  options.starvation = starvation;
+  for (const auto& [name, base, bytes, track_reads] : regions) {
+    options.regions.push_back({name.c_str(), reinterpret_cast<void*>(base), bytes, track_reads});
+  }
+  return options;
 }
 
 // The record when a kernel completed it, else None. Acquire: pairs with raise_fault's release of `state`.
@@ -111,7 +124,8 @@ void bind_abi(py::module_& m) {
   a.attr("kFaultKinds") = std::map<std::string, uint32_t>{
       {"edge_deadline", abi::kFaultEdgeDeadline}, {"ring_full", abi::kFaultRingFull},      {"ring_empty", abi::kFaultRingEmpty},
       {"bad_token_id", abi::kFaultBadTokenId},    {"bad_position", abi::kFaultBadPosition}, {"bad_length", abi::kFaultBadLength},
-      {"bad_request_row", abi::kFaultBadRequestRow}, {"bad_slot", abi::kFaultBadSlot}};
+      {"bad_request_row", abi::kFaultBadRequestRow}, {"bad_slot", abi::kFaultBadSlot},
+      {"bad_expert_id", abi::kFaultBadExpertId}};
   a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "partial", "attention", "out_proj", "gate_up", "down"};
 
   py::class_<abi::SmemLayout>(a, "SmemLayout")
@@ -186,6 +200,46 @@ void bind_abi(py::module_& m) {
   m.def("pack_tile_ranges", &pack_table<abi::TileRange, int32_t, 2>, "Device table of TileRange from (begin, count) pairs");
 }
 
+void bind_bitmap_routing(py::module_& m) {
+  py::module_ a = m.attr("abi").cast<py::module_>();
+  a.attr("kMaxExperts") = py::int_(abi::kMaxExperts);
+  a.attr("kMaxTopK") = py::int_(abi::kMaxTopK);
+  a.attr("kExpertWords") = py::int_(abi::kExpertWords);
+  a.attr("kActiveCountOffset") = py::int_(offsetof(abi::ActiveExperts, count));
+  a.attr("kLogitsTypes") = std::map<std::string, int32_t>{{"float32", abi::kLogitsFloat32}, {"bfloat16", abi::kLogitsBf16}};
+  py::class_<abi::RoutingLayout>(a, "RoutingLayout")
+#define SGL_FIELD(name) .def_readonly(#name, &abi::RoutingLayout::name)
+      SGL_FIELD(active) SGL_FIELD(row_bits) SGL_FIELD(experts) SGL_FIELD(ids) SGL_FIELD(places) SGL_FIELD(weights) SGL_FIELD(out_bytes)
+      SGL_FIELD(chosen) SGL_FIELD(total_bytes);
+#undef SGL_FIELD
+  m.def("routing_layout", &abi::routing_layout, py::arg("rows"), py::arg("num_experts"), py::arg("top_k"), "Byte offsets of a step's routing");
+  py::class_<abi::BitmapRoutingParams> params(a, "BitmapRoutingParams");
+  params.def(py::init([] { return abi::BitmapRoutingParams{}; }))
+#define SGL_FIELD(name) .def_readwrite(#name, &abi::BitmapRoutingParams::name)
+      SGL_FIELD(rows) SGL_FIELD(num_experts) SGL_FIELD(top_k) SGL_FIELD(renormalizes) SGL_FIELD(at) SGL_FIELD(logits_stride) SGL_FIELD(rank)
+#undef SGL_FIELD
+      .def_property("logits_type", [](const abi::BitmapRoutingParams& p) { return static_cast<int32_t>(p.logits_type); },
+                    [](abi::BitmapRoutingParams& p, int32_t type) { p.logits_type = static_cast<abi::LogitsType>(type); })
+      .def_property("logits", [](const abi::BitmapRoutingParams& p) { return reinterpret_cast<uintptr_t>(p.logits); },
+                    [](abi::BitmapRoutingParams& p, uintptr_t value) { p.logits = reinterpret_cast<const void*>(value); });
+#define SGL_POINTER(name) pointer_property(params, #name, &abi::BitmapRoutingParams::name)
+  SGL_POINTER(ids); SGL_POINTER(weights); SGL_POINTER(num_live_rows); SGL_POINTER(out); SGL_POINTER(fault);
+#undef SGL_POINTER
+#ifdef SGL_LOWLATENCY_WITH_CUDA
+  m.def("bitmap_routing_launch_cuda", &launch::bitmap_routing_cuda, py::arg("params"), py::arg("stream"),
+        py::call_guard<py::gil_scoped_release>());
+#endif
+  m.def(
+      "bitmap_routing_emulate",
+      [](const abi::BitmapRoutingParams& params, uint64_t seed, int32_t planted, int32_t starvation, const std::vector<RegionTuple>& regions) {
+        const emulation::Options options = emulation_options(seed, planted, starvation, regions);
+        py::gil_scoped_release release;
+        return emulation::bitmap_routing(params, options);
+      },
+      py::arg("params"), py::arg("seed") = 0, py::arg("planted") = 0, py::arg("starvation") = -1,
+      py::arg("regions") = std::vector<RegionTuple>{}, "Runs bitmap_routing on the host; regions as in emulation_launch");
+}
+
 void bind_emulation(py::module_& m) {
   py::class_<emulation::Race>(m, "Race")
       .def_property_readonly("kind", [](const emulation::Race& r) { return std::string(emulation::name(r.kind)); })
@@ -202,13 +256,7 @@ void bind_emulation(py::module_& m) {
       "emulation_launch",
       [](const abi::DecodeStepParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation,
          const std::vector<RegionTuple>& regions) {
-        emulation::Options options;
-        options.seed = seed;
-        options.planted = static_cast<dialect::Planted>(planted);
-        options.starvation = starvation;
-        for (const auto& [name, base, bytes, track_reads] : regions) {
-          options.regions.push_back({name.c_str(), reinterpret_cast<void*>(base), bytes, track_reads});
-        }
+        const emulation::Options options = emulation_options(seed, planted, starvation, regions);
         py::gil_scoped_release release;
         return emulation::decode_step(params, grid, options);
       },
@@ -223,6 +271,7 @@ void bind_module(py::module_& m) {
   m.def("backends", &backends, "Compiled backends, e.g. {'emulation': ['host'], 'cuda': ['sm_90a']}");
   bind_abi(m);
   bind_emulation(m);
+  bind_bitmap_routing(m);
   m.def("read_fault", &read_fault, py::arg("address"), "The completed FaultRecord at a host-visible address, or None");
   m.def("acknowledge_fault", &acknowledge_fault, py::arg("address"), "Lets the kernel that wrote the record trap");
   m.def("read_executed", &read_executed, py::arg("address"), "Completed launches by rows, [kMaxRows + 1]");

@@ -1,4 +1,5 @@
 // Warp collectives and block barriers. Lanes leave their operands and give way; the last one computes for all 32.
+#include <algorithm>
 #include <cstring>
 
 #include "machine.hpp"
@@ -67,6 +68,23 @@ void compute_shuffle(Warp& warp) {
     Shuffle& mine = *static_cast<Shuffle*>(warp.arguments[l]);
     mine.result = argument<Shuffle>(warp, mine.src_lane).value;
   }
+}
+
+template <class Combine>
+void reduce(Warp& warp, Combine combine) {
+  uint32_t result = argument<uint32_t>(warp, 0);
+  for (int32_t l = 1; l < kWarpSize; ++l) result = combine(result, argument<uint32_t>(warp, l));
+  for (int32_t l = 0; l < kWarpSize; ++l) *static_cast<uint32_t*>(warp.arguments[l]) = result;
+}
+
+void compute_max(Warp& warp) {
+  reduce(warp, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+}
+void compute_min(Warp& warp) {
+  reduce(warp, [](uint32_t a, uint32_t b) { return std::min(a, b); });
+}
+void compute_or(Warp& warp) {
+  reduce(warp, [](uint32_t a, uint32_t b) { return a | b; });
 }
 
 void compute_ldmatrix(Warp& warp) {
@@ -202,6 +220,9 @@ const char* name(Collective kind) {
     case Collective::kNone: return "nothing";
     case Collective::kSyncWarp: return "sync_warp";
     case Collective::kShuffle: return "shuffle";
+    case Collective::kReduceMax: return "reduce_max";
+    case Collective::kReduceMin: return "reduce_min";
+    case Collective::kReduceOr: return "reduce_or";
     case Collective::kLdmatrix: return "ldmatrix_x4";
     case Collective::kMma: return "mma_m16n8k16";
     case Collective::kBarrier: return "a block barrier";
@@ -251,6 +272,21 @@ float shuffle(float value, int32_t src_lane) {
   std::memcpy(&bits, &value, sizeof(bits));
   bits = exchange(bits, src_lane);
   std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+uint32_t reduce_max(uint32_t value) {
+  collective(Collective::kReduceMax, &value, compute_max);
+  return value;
+}
+
+uint32_t reduce_min(uint32_t value) {
+  collective(Collective::kReduceMin, &value, compute_min);
+  return value;
+}
+
+uint32_t reduce_or(uint32_t value) {
+  collective(Collective::kReduceOr, &value, compute_or);
   return value;
 }
 

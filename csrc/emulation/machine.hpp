@@ -87,7 +87,7 @@ struct Lane {
   uint64_t looked_at = 0;         // line buckets of the words it has loaded since; all when it may poll something else
 };
 
-enum class Collective : uint8_t { kNone, kSyncWarp, kShuffle, kLdmatrix, kMma, kBarrier };
+enum class Collective : uint8_t { kNone, kSyncWarp, kShuffle, kReduceMax, kReduceMin, kReduceOr, kLdmatrix, kMma, kBarrier };
 const char* name(Collective kind);
 
 struct Warp {

@@ -82,6 +82,24 @@ SelftestRun shuffles(uint64_t seed) {
   return {report, values};
 }
 
+// What the reductions are of: scattered over all 32 bits.
+uint32_t scattered(int32_t lane, uint64_t seed) { return (static_cast<uint32_t>(lane) * 0x9e3779b9u) ^ (static_cast<uint32_t>(seed) * 0x85ebca6bu); }
+
+// values: the operands of the lanes, then reduce_max, reduce_min and reduce_or as each lane got them, then popcount of the operands.
+SelftestRun reductions(uint64_t seed) {
+  std::vector<double> values(5 * 32);
+  const Report report = launch(1, 32, 0, [&] {
+    const int32_t lane = thread_idx();
+    const uint32_t value = scattered(lane, seed);
+    values[lane] = value;
+    values[32 + lane] = reduce_max(value);
+    values[64 + lane] = reduce_min(value);
+    values[96 + lane] = reduce_or(lane % 15 == 0 ? value : 0u);
+    values[128 + lane] = popcount(value);
+  }, with_seed(seed));
+  return {report, values};
+}
+
 bool completes_soon(uint64_t* mbarrier, uint32_t parity) {
   for (int32_t i = 0; i < 20; ++i) {
     if (mbarrier_test(mbarrier, parity)) return true;
@@ -258,6 +276,7 @@ void add_machine_selftests(Selftests& tests) {
   tests["mma"] = mma;
   tests["ldmatrix"] = ldmatrix;
   tests["shuffles"] = shuffles;
+  tests["reductions"] = reductions;
   tests["mbarrier_phases"] = mbarrier_phases;
   tests["ring"] = [](uint64_t seed) { return ring(seed, {}); };
   tests["ring_read_early"] = [](uint64_t seed) { return ring(seed, {true, false}); };

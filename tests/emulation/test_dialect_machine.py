@@ -52,6 +52,18 @@ def test_shuffles():
         assert rows[32] == [100.0 + (5 * lane + 3) % 32 for lane in range(32)]
 
 
+def test_reductions_and_popcount():
+    for seed in SEEDS:
+        operands, largest, least, either, counts = ([int(x) for x in row] for row in matrix(run("reductions", seed), 5, 32))
+        assert len(set(operands)) == 32 and max(operands) > 2**31
+        assert largest == [max(operands)] * 32 and least == [min(operands)] * 32
+        expected = 0
+        for lane in range(0, 32, 15):
+            expected |= operands[lane]
+        assert either == [expected] * 32 and expected != 2**32 - 1
+        assert counts == [operand.bit_count() for operand in operands]
+
+
 def test_mbarrier_phases_parities_and_byte_counts():
     for seed in SEEDS:
         assert run("mbarrier_phases", seed) == [1.0] * 12

@@ -6,7 +6,6 @@ CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors, require_tensor, require_weights
 from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
 from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, HostWords
 
 if TYPE_CHECKING:
     from sgl_lowlatency.plan.static_plan import StaticPlan
@@ -88,7 +88,7 @@ class DecodeStep:
         self._map_table = self._device_table(_C.pack_weight_maps(matrices, is_cuda=device.type == "cuda"))
         self._kv_table = self._kv_owners = self._req_to_token = None
         self._tile_tables = {rows: self._tile_table(plan) for rows, plan in plans.items()}
-        self._host = _HostWords(device)
+        self._host = HostWords(device, FAULT_BYTES + COUNTER_BYTES)  # the fault record, then the executed counters
         self._params = {rows: self._make_params(rows, plan, deadline_s, rank) for rows, plan in plans.items()}
 
     @property
@@ -176,15 +176,15 @@ class DecodeStep:
 
     def executed(self) -> dict[int, int]:
         """Completed launches by rows, counted on the device; rows that never ran are left out."""
-        return {rows: count for rows, count in enumerate(_C.read_executed(self._host.executed)) if count}
+        return {rows: count for rows, count in enumerate(_C.read_executed(self._host.address + FAULT_BYTES)) if count}
 
     def fault(self):
         """The FaultRecord of a launch that ended itself (kernels/fault.py puts it in words), or None."""
-        return _C.read_fault(self._host.fault)
+        return _C.read_fault(self._host.address)
 
     def acknowledge_fault(self) -> None:
         """Tells the waiting kernel that its record was read; it then traps."""
-        _C.acknowledge_fault(self._host.fault)
+        _C.acknowledge_fault(self._host.address)
 
     def buffer(self, name: str, rows: int, layer: int) -> torch.Tensor:
         """A hand-over buffer of a layer of the newest launch, which had `rows` rows, as a tensor: for tests and diagnosis.
@@ -230,7 +230,7 @@ class DecodeStep:
         params.counted_tokens = plan.rows_per_request  # until a launch says otherwise
         params.stream = abi.stream_layout(self.geometry, rows)
         params.sync = self._sync.data_ptr()
-        params.fault, params.executed_mirror = self._host.fault, self._host.executed
+        params.fault, params.executed_mirror = self._host.address, self._host.address + FAULT_BYTES
         return params
 
     def _require_resident(self) -> None:
@@ -260,19 +260,3 @@ class DecodeStep:
         if report.status != "ok":
             self._failure = f"decode_step in emulation: {report.status}: {report.message}"
             raise RuntimeError(self._failure)
-
-
-class _HostWords:
-    """Host memory that a launch writes while it runs: the fault record and the executed counters (addresses)."""
-
-    def __init__(self, device: torch.device):
-        counters = (abi.MAX_ROWS + 1) * 8
-        record = -(-_C.abi.kFaultRecordBytes // 64) * 64
-        if device.type == "cuda":
-            self.fault = _C.allocate_host_visible(record + counters)
-            # Not freed at interpreter exit: the driver may be gone by then, and a late launch may still write.
-            weakref.finalize(self, _C.free_host_visible, self.fault).atexit = False
-        else:
-            self._owner = torch.zeros(record + counters, dtype=torch.uint8)
-            self.fault = self._owner.data_ptr()
-        self.executed = self.fault + record

@@ -27,10 +27,17 @@ class DecodeStepFault(RuntimeError):
     """A launch that ended itself; the message is describe_fault's."""
 
 
+class BitmapRoutingFault(RuntimeError):
+    """The same of bitmap_routing."""
+
+
 def describe_fault(record) -> str:
     """One line for an operator: which rank, SM, block and layer waited for what, or which input was out of range."""
     kind = _KIND_NAMES[record.kind]
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
+    signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
+    if kind == "bad_expert_id":
+        return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
     if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer
         edge = abi.EDGE_NAMES[record.edge]
         content = "embedding" if record.layer < 0 else EDGE_CONTENT[edge]
@@ -43,5 +50,4 @@ def describe_fault(record) -> str:
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
         return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"
     what, limit = _INPUT_NAMES[kind]
-    signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # the whole value, int64
     return f"decode_step stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"

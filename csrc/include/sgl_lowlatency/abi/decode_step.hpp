@@ -137,6 +137,7 @@ enum FaultKind : uint32_t {
   kFaultBadLength = 6,      // sequence length that with the step's new tokens is above req_to_token_stride
   kFaultBadRequestRow = 7,  // request row outside req_to_token
   kFaultBadSlot = 8,        // KV slot outside the pool
+  kFaultBadExpertId = 9,    // expert id outside [-1, num_experts)
 };
 
 // Written once, by the first thread whose wait outlived the deadline or that met invalid input. Host-visible memory.

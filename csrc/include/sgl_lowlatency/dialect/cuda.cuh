@@ -56,6 +56,9 @@ SGL_DEVICE void sync_warp() { __syncwarp(); }
 SGL_DEVICE float shuffle_xor(float value, int32_t lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
 SGL_DEVICE float shuffle(float value, int32_t src_lane) { return __shfl_sync(0xffffffffu, value, src_lane); }
 SGL_DEVICE uint32_t shuffle(uint32_t value, int32_t src_lane) { return __shfl_sync(0xffffffffu, value, src_lane); }
+SGL_DEVICE uint32_t reduce_max(uint32_t value) { return __reduce_max_sync(0xffffffffu, value); }
+SGL_DEVICE uint32_t reduce_min(uint32_t value) { return __reduce_min_sync(0xffffffffu, value); }
+SGL_DEVICE uint32_t reduce_or(uint32_t value) { return __reduce_or_sync(0xffffffffu, value); }
 
 // --- global memory ---------------------------------------------------------------------------------------------------------
 template <class T>
@@ -206,6 +209,7 @@ SGL_DEVICE uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
 }
 SGL_DEVICE float bits_to_float(uint32_t x) { return __uint_as_float(x); }
 SGL_DEVICE uint32_t float_to_bits(float x) { return __float_as_uint(x); }
+SGL_DEVICE int32_t popcount(uint32_t x) { return __popc(x); }
 SGL_DEVICE float exp2(float x) { return exp2f(x); }
 SGL_DEVICE float rsqrt(float x) { return rsqrtf(x); }
 SGL_DEVICE uint64_t timer_ns() {
@@ -213,6 +217,8 @@ SGL_DEVICE uint64_t timer_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
   return t;
 }
+SGL_DEVICE void await_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+SGL_DEVICE void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 SGL_DEVICE void backoff() {}
 SGL_DEVICE void pause_ns(uint32_t ns) { __nanosleep(ns); }
 [[noreturn]] SGL_DEVICE void trap() {

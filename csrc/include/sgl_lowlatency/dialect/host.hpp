@@ -65,6 +65,9 @@ void sync_warp();
 float shuffle_xor(float value, int32_t lane_mask);
 uint32_t shuffle(uint32_t value, int32_t src_lane);
 float shuffle(float value, int32_t src_lane);
+uint32_t reduce_max(uint32_t value);
+uint32_t reduce_min(uint32_t value);
+uint32_t reduce_or(uint32_t value);
 
 // Vec16 and the scalar types of README.md; `address` has the type's natural alignment.
 template <typename T>
@@ -185,9 +188,13 @@ SGL_DEVICE bf16 to_bf16(float value) {
   return bf16{static_cast<uint16_t>(bits >> 16)};
 }
 
+SGL_DEVICE int32_t popcount(uint32_t value) { return __builtin_popcount(value); }
 SGL_DEVICE float exp2(float value) { return ::exp2f(value); }
 SGL_DEVICE float rsqrt(float value) { return 1.0f / ::sqrtf(value); }
 
+// One launch at a time: the previous one is over, and the next one comes when this one is.
+SGL_DEVICE void await_previous_launch() {}
+SGL_DEVICE void allow_next_launch() {}
 uint64_t timer_ns();
 void backoff();
 void pause_ns(uint32_t duration_ns);

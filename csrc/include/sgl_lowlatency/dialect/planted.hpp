@@ -20,6 +20,11 @@ enum class Planted : int32_t {
   kSiblingPosition = 12, // the keys of a request's new tokens are all rotated by the position of its first row
   kWrongScaleBlock = 13, // FP8: a block of weights gets the scale of the next block of K
   kGateScaleForUp = 14,  // FP8: the up rows of a gate_up tile get the scale of the gate rows
+  kTieToHigherId = 15,     // of experts with equal logits the higher id is chosen
+  kNanOutranks = 16,       // a NaN logit ranks above all others
+  kShiftedRowBits = 17,    // the row bits of every seventh expert are those of the rows before
+  kPlaceCountsItself = 18, // an expert's place counts the expert itself
+  kUnsyncedChoices = 19,   // experts are placed with no barrier behind the choices of rows
 };
 
 }  // namespace sgl_lowlatency::dialect

@@ -1,0 +1,28 @@
+"""Host memory that a kernel reads and writes while it runs."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
+from sgl_lowlatency import _C
+
+FAULT_BYTES = -(-_C.abi.kFaultRecordBytes // 64) * 64  # of a FaultRecord and what keeps the next words out of its line
+COUNTER_BYTES = (abi.MAX_ROWS + 1) * 8  # of the executed counters, by rows
+
+
+class HostWords:
+    """`num_bytes` zeroed bytes that `device` sees, from `address` on, as long as this object lives.
+
+    On CUDA they outlive the interpreter's exit: the driver may be gone by then, and a late launch may still write.
+    """
+
+    def __init__(self, device: torch.device, num_bytes: int):
+        if device.type == "cuda":
+            self.address: int = _C.allocate_host_visible(num_bytes)
+            weakref.finalize(self, _C.free_host_visible, self.address).atexit = False
+        else:
+            self._owner = torch.zeros(num_bytes, dtype=torch.uint8)
+            self.address = self._owner.data_ptr()
