@@ -16,6 +16,7 @@ const Selftests& selftests() {
     add_copy_async_selftests(tests);
     add_load_stage_selftests(tests);
     add_fp8_selftests(tests);
+    add_routing_selftests(tests);
     add_misuse_selftests(tests);
     return tests;
   }();

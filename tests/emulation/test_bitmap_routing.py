@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from routing_cases import hard_logits, problems, random_logits
+from routing_cases import hard_logits, problems, random_logits, same_weights
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.bitmap_routing import BitmapRouting
@@ -56,7 +56,10 @@ def test_every_number_of_rows(rows):
     assert problems(out, choices, 128) == []
 
 
-@pytest.mark.parametrize(("num_experts", "top_k"), [(1, 1), (2, 2), (7, 3), (31, 31), (33, 32), (60, 4), (97, 9), (129, 16), (257, 6), (383, 32), (384, 10)])
+ODD_SIZES = [(1, 1), (2, 2), (7, 3), (31, 31), (33, 32), (60, 4), (97, 9), (129, 16), (257, 6), (383, 32), (384, 10)]
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), ODD_SIZES)
 def test_odd_numbers_of_experts_and_choices(num_experts, top_k):
     for dtype in (torch.float32, torch.bfloat16):
         out, choices = route(random_logits(5, num_experts, num_experts, dtype), top_k, seed=top_k)
@@ -162,6 +165,22 @@ def test_results_repeat_bit_by_bit_under_every_schedule():
     assert problems(first, choices, 256) == []
     for seed in range(1, 12):
         assert torch.equal(first.buffer, route(logits, 8, seed=seed)[0].buffer)
+
+
+def test_a_steps_consumer_warps_route_more_rows_than_they_are():
+    """The stage alone, on shared memory: selftest_routing.cpp."""
+    rows, num_experts, top_k = 27, 300, 5
+    for seed in range(6):
+        result = _C.emulation_selftest("routing_by_consumers", seed)
+        assert (result["status"], result["message"], result["num_races"]) == ("ok", "", 0)
+        sizes = [rows * num_experts] + [rows * top_k] * 3 + [num_experts] * 2 + [1]
+        logits, ids, places, weights, row_bits, experts, (num_active,) = torch.tensor(result["values"], dtype=torch.float64).split(sizes)
+        choices = oracle.choose(logits.view(rows, num_experts), top_k, True)
+        wanted = oracle.place(choices.ids, num_experts)
+        assert ids.view(rows, top_k).tolist() == choices.ids.tolist() and places.view(rows, top_k).tolist() == wanted.places
+        assert same_weights(weights.view(rows, top_k), choices.weights)
+        assert row_bits.tolist() == wanted.row_bits and num_active == len(wanted.experts)
+        assert experts.tolist() == wanted.experts + [-1] * (num_experts - len(wanted.experts))
 
 
 TIE_TO_HIGHER_ID, NAN_OUTRANKS, SHIFTED_ROW_BITS, PLACE_COUNTS_ITSELF, UNSYNCED_CHOICES = 15, 16, 17, 18, 19  # dialect::Planted

@@ -39,8 +39,8 @@ class Places:
 def choose(logits: torch.Tensor, top_k: int, renormalizes: bool, num_live_rows: int | None = None) -> Choices:
     """The router's choices. logits: [rows, num_experts] of any float type, ranked as they are; rows from num_live_rows on choose nothing.
 
-    By logit, descending, equal ones by id, ascending; NaN ranks as -1e30 (in float32). A weight is exp(logit) over the sum of all experts'; with renormalizes
-    over the sum of the chosen ones'. Where a logit is NaN or +inf, or all are -inf, the row's weights are NaN.
+    By logit, descending, equal ones by id, ascending; NaN ranks as -1e30 (in float32). A weight is exp(logit) over the sum of all experts',
+    with renormalizes over the sum of the chosen ones'. Where a logit is NaN or +inf, or all are -inf, the row's weights are NaN.
     """
     rows, num_experts = logits.shape
     nan_rank = float(torch.tensor(NAN_RANK, dtype=torch.float32))

@@ -9,7 +9,7 @@ namespace sgl_lowlatency::abi {
 constexpr int32_t kMaxExperts = 384;
 constexpr int32_t kMaxTopK = 32;                        // choices of a row: a lane holds one
 constexpr int32_t kExpertWords = kMaxExperts / 32;      // a set of experts: expert e is bit e % 32 of word e / 32
-constexpr int32_t kChosenPitch = kExpertWords + 1;      // words from one row's set to the next: lanes that read one word of 32 rows meet no bank twice
+constexpr int32_t kChosenPitch = kExpertWords + 1;      // words from one row's set to the next: one word of 32 rows meets no bank twice
 
 enum LogitsType : int32_t { kLogitsFloat32 = 0, kLogitsBf16 = 1, kNumLogitsTypes = 2 };
 
