@@ -79,28 +79,30 @@ SGL_UNROLL
   int32_t id = -1;
   float weight = 0.0f;
   uint32_t word = 0;
+SGL_NO_UNROLL
   for (int32_t k = 0; k < top_k; ++k) {
-    uint32_t best = 0, best_expert = kNoExpert;
+    uint32_t best = 0, best_word = 0;
     float best_score = 0.0f;
 SGL_UNROLL
     for (int32_t w = 0; w < kWords; ++w) {
       const bool is_better = dialect::planted(dialect::Planted::kTieToHigherId) ? key[w] != 0 && key[w] >= best : key[w] > best;
       best = is_better ? key[w] : best;
-      best_expert = is_better ? w * 32 + lane : best_expert;
+      best_word = is_better ? w : best_word;
       best_score = is_better ? score[w] : best_score;
     }
-    const uint32_t candidate = best == dialect::reduce_max(best) ? best_expert : kNoExpert;  // top_k <= num_experts: some lane has one
+    const uint32_t candidate = best == dialect::reduce_max(best) ? best_word * 32 + lane : kNoExpert;  // top_k <= num_experts: best is not 0
     const uint32_t winner = dialect::planted(dialect::Planted::kTieToHigherId) ? dialect::reduce_max(candidate == kNoExpert ? 0u : candidate)
                                                                                : dialect::reduce_min(candidate);
     const float winner_score = dialect::shuffle(best_score, winner % 32);
     if (lane == k) {
       id = static_cast<int32_t>(winner);
-      weight = winner_score / sum;
+      weight = winner_score;
     }
     if (static_cast<uint32_t>(lane) == winner / 32) word |= 1u << winner % 32;
 SGL_UNROLL
-    for (int32_t w = 0; w < kWords; ++w) key[w] = winner == static_cast<uint32_t>(w * 32 + lane) ? 0u : key[w];
+    for (int32_t w = 0; w < kWords; ++w) key[w] = winner - lane == static_cast<uint32_t>(w * 32) ? 0u : key[w];
   }
+  weight = weight / sum;
   if (renormalizes) {
     const float total = warp_sum(weight);
     if (total > 0.0f) weight = weight / total;
@@ -124,6 +126,7 @@ SGL_DEVICE void take_choices(const Routing& r, int32_t row, int32_t num_experts,
     if (id >= 0) weight = dialect::load_plain(weights + lane);
   }
   uint32_t word = 0;
+SGL_NO_UNROLL
   for (int32_t k = 0; k < top_k; ++k) {
     const uint32_t chosen = dialect::shuffle(static_cast<uint32_t>(id), k);  // -1 is above every word
     if (chosen / 32 == static_cast<uint32_t>(lane)) word |= 1u << chosen % 32;
@@ -160,34 +163,35 @@ SGL_UNROLL
 template <int32_t kWords>
 SGL_DEVICE void place_experts(const Routing& r, int32_t rows, int32_t num_experts, int32_t top_k, int32_t warp, int32_t num_warps) {
   const int32_t lane = dialect::thread_idx() % 32;
-  uint32_t row_word[kWords], active[kWords];
+  const auto row_word = [&](int32_t w) { return lane < rows ? r.chosen(lane)[w] : 0u; };
+  uint32_t active[kWords];
   int32_t num_active = 0;
 SGL_UNROLL
   for (int32_t w = 0; w < kWords; ++w) {
-    row_word[w] = lane < rows ? r.chosen(lane)[w] : 0u;
-    active[w] = dialect::reduce_or(row_word[w]);
+    active[w] = dialect::reduce_or(row_word(w));
     num_active += dialect::popcount(active[w]);
   }
-SGL_UNROLL
-  for (int32_t w = 0; w < kWords; ++w) {
-    if (w % num_warps != warp) continue;
-    uint32_t bits = transpose_32x32(row_word[w]);
+SGL_NO_UNROLL
+  for (int32_t w = warp; w < kWords; w += num_warps) {
+    uint32_t bits = transpose_32x32(row_word(w));
     const int32_t expert = w * 32 + lane;
-    if (expert >= num_experts) continue;
-    const int32_t place = count_below(active, expert);
-    r.experts()[bits != 0 ? place : num_active + expert - place] = bits != 0 ? expert : -1;
-    if (dialect::planted(dialect::Planted::kShiftedRowBits) && expert % 7 == 0) bits <<= 1;
-    r.row_bits()[expert] = bits;
+    if (expert < num_experts) {
+      const int32_t place = count_below(active, expert);
+      r.experts()[bits != 0 ? place : num_active + expert - place] = bits != 0 ? expert : -1;
+      if (dialect::planted(dialect::Planted::kShiftedRowBits) && expert % 7 == 0) bits <<= 1;
+      r.row_bits()[expert] = bits;
+    }
   }
+SGL_NO_UNROLL
   for (int32_t i = warp * 32 + lane; i < rows * top_k; i += num_warps * 32) {
     const int32_t id = r.ids()[i];
     r.places()[i] = id < 0 ? -1 : count_below(active, id);
   }
   if (warp != 0) return;
+  uint32_t word = 0;
 SGL_UNROLL
-  for (int32_t w = 0; w < abi::kExpertWords; ++w) {
-    if (lane == w) r.active()->words[w] = w < kWords ? active[w % kWords] : 0u;
-  }
+  for (int32_t w = 0; w < kWords; ++w) word = lane == w ? active[w] : word;
+  if (lane < abi::kExpertWords) r.active()->words[lane] = word;
   if (lane == 0) r.active()->count = num_active;
   if (lane < 3) r.active()->reserved[lane] = 0;
 }

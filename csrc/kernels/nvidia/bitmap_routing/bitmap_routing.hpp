@@ -28,6 +28,7 @@ SGL_DEVICE void bitmap_routing_body(const abi::BitmapRoutingParams& p) {
   const Routing r{p.at, dialect::shared_base()};
   const int32_t warp = dialect::thread_idx() / 32, num_warps = abi::routing_warps(p.rows);
   const int32_t num_live = p.num_live_rows == nullptr ? p.rows : dialect::load_plain(p.num_live_rows);
+SGL_NO_UNROLL
   for (int32_t row = warp; row < p.rows; row += num_warps) {
     if (p.ids != nullptr) {
       take_choices(r, row, p.num_experts, p.top_k, row < num_live, p.ids + row * p.top_k, p.weights + row * p.top_k,
@@ -42,6 +43,7 @@ SGL_DEVICE void bitmap_routing_body(const abi::BitmapRoutingParams& p) {
   if (!dialect::planted(dialect::Planted::kUnsyncedChoices)) dialect::sync_block();
   place_experts<kWords>(r, p.rows, p.num_experts, p.top_k, warp, num_warps);
   dialect::sync_block();
+SGL_NO_UNROLL
   for (int32_t i = dialect::thread_idx(); i < p.at.out_bytes / 16; i += num_warps * 32) {
     dialect::store_plain(reinterpret_cast<dialect::Vec16*>(p.out) + i, reinterpret_cast<const dialect::Vec16*>(r.base)[i]);
   }
