@@ -1,5 +1,10 @@
 """bitmap_routing on the GPU: against the oracle, against itself over repeats and replays, and against SGLang's own kernels."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from routing_cases import hard_logits, problems, random_logits, same_weights
@@ -60,6 +65,15 @@ def test_given_choices_are_placed_like_the_routers_own():
     router.route_ids(ids, own.weights.clone(), out, stream=torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     assert problems(out, oracle.Choices(ids.long(), torch.where(ids >= 0, own.weights, 0.0).double().cpu()), 128) == []
+
+
+def test_an_id_that_no_expert_has_is_named_and_traps():
+    script = Path(__file__).with_name("faulty_routing.py")
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    message = r"bitmap_routing stopped: rank 0, SM \d+, block 0: row 2 has expert 128, outside -1\.\.127 \(-1: none\)"
+    assert re.search(message, result.stdout), result.stdout
+    assert "trapped: " in result.stdout, result.stdout
 
 
 def test_a_chain_of_early_launches_hands_every_result_on():
