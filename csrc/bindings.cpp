@@ -179,6 +179,7 @@ void bind_abi(py::module_& m) {
       .def_readwrite("generation_bytes", &abi::DecodeStepParams::generation_bytes).def_readwrite("at", &abi::DecodeStepParams::at)
       .def_readwrite("stream", &abi::DecodeStepParams::stream).def_readwrite("rows_per_request", &abi::DecodeStepParams::rows_per_request)
       .def_readwrite("counted_tokens", &abi::DecodeStepParams::counted_tokens)
+      .def_readwrite("aux_columns", &abi::DecodeStepParams::aux_columns)
       .def_property("weights", [](const abi::DecodeStepParams& p) { return static_cast<int32_t>(p.weights); },
                     [](abi::DecodeStepParams& p, int32_t format) { p.weights = static_cast<abi::WeightFormat>(format); })
       .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles) {
@@ -188,11 +189,11 @@ void bind_abi(py::module_& m) {
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
   SGL_POINTER(layers); SGL_POINTER(scales); SGL_POINTER(maps); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
   SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc);
-  SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out);
+  SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out); SGL_POINTER(aux_out);
   SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
-  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, uint64_t, 6>,
-        "Device table of LayerWeights from 6 pointers a layer, in the struct's order");
+  m.def("pack_layer_weights", &pack_table<abi::LayerWeights, int64_t, 6>,
+        "Device table of LayerWeights from 5 pointers and aux_column a layer, in the struct's order");
   m.def("pack_layer_scales", &pack_table<abi::LayerScales, uint64_t, 4>, "Device table of LayerScales from 4 pointers a layer");
   m.def("pack_weight_maps", &pack_weight_maps, py::arg("matrices"), py::arg("is_cuda"),
         "Table of WeightMap from (address, num_rows, k_extent, num_parts, element_bytes), for CUDA or for the host dialect");

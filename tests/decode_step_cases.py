@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
@@ -42,6 +43,7 @@ class Runner:
     """A DecodeStep with its plans, launched on copies of the inputs with every output poisoned first.
 
     refused: take plans that the validator refuses, and no others. rows_per_request: of a plan by its rows; 1 where it says nothing.
+    captured: layers whose inputs are outputs too.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Runner:
         emulation: EmulationOptions | None = None,
         refused: bool = False,
         rows_per_request: dict[int, int] | None = None,
+        captured: Sequence[int] = (),
     ):
         self.geometry, self.weights = geometry, weights
         self.device = weights.embedding.device
@@ -66,27 +69,32 @@ class Runner:
         for plan in self.plans.values():
             assert bool(validate(plan)) == refused, validate(plan)
         self.kernel = DecodeStep(geometry, self.plans, weights, self.device, deadline_s, emulation=emulation)
+        self.kernel.capture(captured)
 
     def attach(self, inputs: StepInputs) -> None:
         self.kernel.attach_kv(inputs.k_buffers, inputs.v_buffers, inputs.req_to_token)
 
-    def launch(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
+    def launch(self, inputs: StepInputs, hidden: torch.Tensor, aux: torch.Tensor | None = None) -> None:
         stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
         self.kernel.launch(
             inputs.rows, inputs.input_ids, inputs.positions, inputs.seq_lens, inputs.req_pool_indices, inputs.out_cache_loc,
-            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix,
+            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix, aux_out=aux,
         )
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """One step on a copy; checks that of the KV pool only the new tokens' rows changed."""
         used = inputs.clone()
         self.attach(used)
-        hidden = torch.full((inputs.rows, self.geometry.hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
-        self.launch(used, hidden)
+        hidden, aux = (
+            torch.full((inputs.rows, num * self.geometry.hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
+            for num in (1, len(self.kernel.captured))
+        )
+        self.launch(used, hidden, aux if self.kernel.captured else None)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         assert_pool_untouched(inputs, used)
-        return StepOutputs(hidden, *read_kv_rows(used))
+        layers = aux.view(inputs.rows, -1, self.geometry.hidden).transpose(0, 1) if self.kernel.captured else None
+        return StepOutputs(hidden, *read_kv_rows(used), aux=layers)
 
 
 def with_subnormal_codes(weights: DecodeStepWeights, seed: int) -> DecodeStepWeights:
@@ -123,27 +131,31 @@ def assert_pool_untouched(before: StepInputs, after: StepInputs) -> None:
 
 
 def gate(
-    geometry: Geometry, weights: DecodeStepWeights, steps: list[StepInputs], ours: list[StepOutputs], rows: int | None = None
+    geometry: Geometry, weights: DecodeStepWeights, steps: list[StepInputs], ours: list[StepOutputs], rows: int | None = None,
+    captured: Sequence[int] = (),
 ) -> GateReport:
     """Our outputs against the float64 oracle, with SGLang's bf16 rounding as the measure; the rows of all steps together.
 
     Of FP8 weights the measure leaves SGLang's rounding of activations to FP8 out: ours are bf16. rows: compare only the first rows of each step.
+    captured: the layers whose inputs ours have.
     """
     arms = [
         ours,
-        [standard_path.decode_step(geometry, weights, step, rounds_activations=False) for step in steps],
-        [dense_decode.decode_step(geometry, weights, step, torch.float64) for step in steps],
+        [standard_path.decode_step(geometry, weights, step, rounds_activations=False, captured=captured) for step in steps],
+        [dense_decode.decode_step(geometry, weights, step, torch.float64, captured=captured) for step in steps],
     ]
     return compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
 
 
 def first_rows(outputs: StepOutputs, rows: int | None) -> StepOutputs:
-    return StepOutputs(outputs.hidden[:rows], outputs.k_rows[:, :rows], outputs.v_rows[:, :rows])
+    aux = None if outputs.aux is None else outputs.aux[:, :rows]
+    return StepOutputs(outputs.hidden[:rows], outputs.k_rows[:, :rows], outputs.v_rows[:, :rows], aux=aux)
 
 
 def join(outputs: list[StepOutputs]) -> StepOutputs:
+    aux = None if outputs[0].aux is None else torch.cat([o.aux for o in outputs], 1)
     return StepOutputs(
-        torch.cat([o.hidden for o in outputs]), torch.cat([o.k_rows for o in outputs], 1), torch.cat([o.v_rows for o in outputs], 1)
+        torch.cat([o.hidden for o in outputs]), torch.cat([o.k_rows for o in outputs], 1), torch.cat([o.v_rows for o in outputs], 1), aux=aux
     )
 
 

@@ -6,6 +6,7 @@ CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -80,8 +81,8 @@ class DecodeStep:
         self._first_plan = next(iter(plans.values()))
         self.workspace = torch.full((self._first_plan.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # abi::kUnwritten
         self._sync = torch.zeros(_C.abi.kSyncStateBytes, dtype=torch.uint8, device=device)
-        layer_rows = [layer.pointers() for layer in weights.layers]
-        self._layer_table = self._device_table(_C.pack_layer_weights(layer_rows))
+        self.captured: tuple[int, ...] = ()
+        self._layer_table = self._pack_layers()
         is_fp8 = weights.format != "bf16"
         self._scale_table = self._device_table(_C.pack_layer_scales([layer.scale_pointers() for layer in weights.layers])) if is_fp8 else None
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices()]
@@ -130,6 +131,20 @@ class DecodeStep:
         if self.device.type == "cuda":
             self._require_resident()
 
+    def capture(self, layers: Sequence[int]) -> None:
+        """Lets launches from now on hand out the residual stream that enters each of `layers`, ascending: of layer 0 the embedding, of
+        layer i what layer i - 1 leaves. [] captures nothing. Call outside graph capture, with no launch in flight.
+
+        Raises ValueError for layers that the model does not have or that do not ascend.
+        """
+        layers = tuple(layers)
+        if list(layers) != sorted(set(layers)) or not all(0 <= layer < self.geometry.num_layers for layer in layers):
+            raise ValueError(f"captured layers {list(layers)} are not ascending ones of 0 to {self.geometry.num_layers - 1}")
+        self.captured = layers
+        self._layer_table.copy_(self._pack_layers())
+        for params in self._params.values():
+            params.aux_columns = len(layers) * self.geometry.hidden
+
     def launch(
         self,
         rows: int,
@@ -141,8 +156,10 @@ class DecodeStep:
         hidden_out: torch.Tensor,
         stream: int = 0,
         lengths_are_prefix: bool = False,
+        aux_out: torch.Tensor | None = None,
     ) -> None:
-        """Runs one step. Inputs int64 on the device; writes hidden_out [rows, hidden] bf16 and the new tokens' KV rows.
+        """Runs one step. Inputs int64 on the device; writes hidden_out [rows, hidden] bf16 and the new tokens' KV rows, and where layers
+        are captured aux_out [rows, captured layers * hidden] bf16, layer after layer.
 
         input_ids, positions and out_cache_loc are [rows]. seq_lens and req_pool_indices are [requests], of which each has the plan's
         rows_per_request rows, one after the other: row r is new token r % rows_per_request of request r // rows_per_request, and
@@ -169,10 +186,15 @@ class DecodeStep:
                 setattr(params, name, tensor.data_ptr())
         require_tensor("hidden_out", hidden_out, (rows, self.geometry.hidden), torch.bfloat16, self.device)
         params.hidden_out = hidden_out.data_ptr()
+        if (aux_out is not None) != bool(self.captured):
+            raise ValueError(f"aux_out is {'missing' if self.captured else 'given'}, the captured layers are {list(self.captured)}")
+        if aux_out is not None:
+            require_tensor("aux_out", aux_out, (rows, params.aux_columns), torch.bfloat16, self.device)
+        params.aux_out = 0 if aux_out is None else aux_out.data_ptr()
         if self.device.type == "cuda":
             _C.decode_step_launch_cuda(params, self.grid, stream)
         else:
-            self._emulate(params, hidden_out)
+            self._emulate(params, hidden_out, aux_out)
 
     def executed(self) -> dict[int, int]:
         """Completed launches by rows, counted on the device; rows that never ran are left out."""
@@ -204,6 +226,10 @@ class DecodeStep:
 
     def _device_table(self, data: bytes) -> torch.Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+
+    def _pack_layers(self) -> torch.Tensor:
+        column = {layer: slot * self.geometry.hidden for slot, layer in enumerate(self.captured)}
+        return self._device_table(_C.pack_layer_weights([w.fields(column.get(layer, -1)) for layer, w in enumerate(self._weights.layers)]))
 
     def _tile_table(self, plan: StaticPlan) -> torch.Tensor:
         return self._device_table(_C.pack_tile_ranges([list(op.tiles[block]) for block in range(plan.grid) for op in plan.ops]))
@@ -240,7 +266,7 @@ class DecodeStep:
             if blocks < self.grid:
                 raise RuntimeError(f"decode_step for {rows} rows needs {self.grid} blocks resident at once; this GPU holds {blocks}")
 
-    def _emulate(self, params, hidden_out: torch.Tensor) -> None:
+    def _emulate(self, params, hidden_out: torch.Tensor, aux_out: torch.Tensor | None) -> None:
         if self._failure is not None:  # what a launch that ended itself left is no state to start from
             raise DecodeStepFault(f"an earlier launch failed: {self._failure}")
         options = self.emulation
@@ -248,7 +274,8 @@ class DecodeStep:
         if options.check_order:
             step = self._first_plan.generation_bytes
             regions = [(f"generation {i}", self.workspace.data_ptr() + i * step, step, True) for i in range(abi.GENERATIONS)]
-            regions.append(("hidden_out", hidden_out.data_ptr(), hidden_out.numel() * 2, True))
+            outputs = (("hidden_out", hidden_out), ("aux_out", aux_out))
+            regions += [(name, out.data_ptr(), out.numel() * 2, True) for name, out in outputs if out is not None]
             for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
                 regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, True) for i, b in enumerate(buffers)]
         report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)

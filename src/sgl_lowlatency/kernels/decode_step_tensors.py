@@ -45,10 +45,10 @@ class LayerTensors:
             return "bf16"
         return "fp8_channel" if self.qkv_scale is not None and self.qkv_scale.dim() == 1 else "fp8_block"
 
-    def pointers(self) -> list[int]:
-        """Addresses in the order of abi::LayerWeights, 0 for what the model does not have."""
+    def fields(self, aux_column: int) -> list[int]:
+        """The fields of abi::LayerWeights in its order: addresses, 0 for what the model does not have, and aux_column."""
         order = (self.input_norm, self.qkv_bias, self.q_norm, self.k_norm, self.post_norm)
-        return [0 if tensor is None else tensor.data_ptr() for tensor in order] + [0]  # the last is reserved
+        return [0 if tensor is None else tensor.data_ptr() for tensor in order] + [aux_column]
 
     def scale_pointers(self) -> list[int]:
         """Addresses of an FP8 layer's scales, abi::LayerScales."""

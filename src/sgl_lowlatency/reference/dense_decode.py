@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference.step import StepInputs, StepOutputs
+from sgl_lowlatency.reference.step import StepInputs, StepOutputs, stack_captured
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -44,16 +46,19 @@ def decode_step(
     inputs: StepInputs,
     dtype: torch.dtype = torch.float64,
     lm_head: torch.Tensor | None = None,
+    captured: Sequence[int] = (),
 ) -> StepOutputs:
     """Runs the step in `dtype`. The KV pool is read, never written: the new tokens' rows are in the result.
 
-    A request of length 0 attends to nothing and gets a zero attention output. lm_head: [vocab, hidden], adds logits.
+    A request of length 0 attends to nothing and gets a zero attention output. lm_head: [vocab, hidden], adds logits. captured: layers
+    whose inputs become aux.
     """
     g = geometry
     cos_sin = weights.cos_sin[inputs.positions]
     x = weights.embedding[inputs.input_ids].to(dtype)
-    k_rows, v_rows = [], []
+    k_rows, v_rows, entered = [], [], []
     for idx, layer in enumerate(weights.layers):
+        entered.append(x)
         y = rms_norm(x, layer.input_norm, g.rms_eps) @ layer.dequantized("qkv", dtype).T
         if layer.qkv_bias is not None:
             y = y + layer.qkv_bias.to(dtype)
@@ -68,4 +73,4 @@ def decode_step(
         x = x + (torch.nn.functional.silu(gate) * up) @ layer.dequantized("down", dtype).T
     hidden = rms_norm(x, weights.final_norm, g.rms_eps)
     logits = None if lm_head is None else hidden @ lm_head.to(dtype).T
-    return StepOutputs(hidden, torch.stack(k_rows), torch.stack(v_rows), logits)
+    return StepOutputs(hidden, torch.stack(k_rows), torch.stack(v_rows), logits, stack_captured(entered, captured))

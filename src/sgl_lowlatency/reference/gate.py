@@ -110,9 +110,15 @@ def figure(output: str, ours: torch.Tensor, standard: torch.Tensor, oracle: torc
 
 
 def compare(ours: StepOutputs, standard: StepOutputs, oracle: StepOutputs, factor: float = DEFAULT_FACTOR) -> GateReport:
-    """The gate of a step: hidden, the KV rows of every layer, and logits when all three have them."""
+    """The gate of a step: hidden, the KV rows of every layer, the inputs of captured layers (aux), and logits when all three have them.
+
+    aux must be in all three or in none.
+    """
     figures = [figure("hidden", ours.hidden, standard.hidden, oracle.hidden, factor)]
-    for name in ("k_rows", "v_rows"):
+    has_aux = {outputs.aux is not None for outputs in (ours, standard, oracle)}
+    if len(has_aux) > 1:
+        raise ValueError("some of the outputs have aux and some have none")
+    for name in ("k_rows", "v_rows", *(["aux"] if has_aux == {True} else [])):
         triples = zip(getattr(ours, name), getattr(standard, name), getattr(oracle, name), strict=True)
         figures += [figure(f"{name}[{layer}]", *tensors, factor) for layer, tensors in enumerate(triples)]
     if ours.logits is not None and standard.logits is not None and oracle.logits is not None:

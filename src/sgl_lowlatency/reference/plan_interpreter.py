@@ -8,7 +8,7 @@ small, two that overlap or too few generations show here as NaN or as wrong numb
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -78,9 +78,10 @@ def attention_items(geometry: Geometry, lengths: list[int], grid: int, rows_per_
 
 
 class PlanInterpreter:
-    """plan: a plan.static_plan.StaticPlan for inputs.rows rows. The KV pool of `inputs` is written, as the kernel does."""
+    """plan: a plan.static_plan.StaticPlan for inputs.rows rows. The KV pool of `inputs` is written, as the kernel does. captured: layers
+    whose inputs become aux."""
 
-    def __init__(self, plan, weights: DecodeStepWeights, inputs: StepInputs):
+    def __init__(self, plan, weights: DecodeStepWeights, inputs: StepInputs, captured: Sequence[int] = ()):
         for what in ("rows", "rows_per_request"):
             if getattr(plan, what) != getattr(inputs, what):
                 raise ValueError(f"the plan is for {getattr(plan, what)} {what}, the inputs have {getattr(inputs, what)}")
@@ -88,6 +89,10 @@ class PlanInterpreter:
         device = inputs.input_ids.device
         self.workspace = torch.full((plan.workspace_bytes,), 0xFF, dtype=torch.uint8, device=device)  # NaN in bf16 and f32
         self.cos_sin = weights.cos_sin[inputs.positions]
+        self.captured = tuple(captured)
+        # NaN where no tile writes
+        shape = (len(self.captured), plan.rows, plan.geometry.hidden)
+        self.aux = torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device) if captured else None
         self.items = list(attention_items(self.geometry, inputs.lengths(), plan.grid, plan.rows_per_request))
         self.merge_order = merge_order(self.geometry.head_dim).to(device)
 
@@ -118,7 +123,7 @@ class PlanInterpreter:
         slots = self.inputs.out_cache_loc
         k_rows = torch.stack([buffer[slots] for buffer in self.inputs.k_buffers])
         v_rows = torch.stack([buffer[slots] for buffer in self.inputs.v_buffers])
-        return StepOutputs(hidden, k_rows, v_rows)
+        return StepOutputs(hidden, k_rows, v_rows, aux=self.aux)
 
     def tiles(self, name: str, weight: torch.Tensor, panel: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """(tile, float32 [rows, 16]) of every tile, in the blocks' order, summed panel after panel. weight: float32 [N, K]; panel: bf16
@@ -145,6 +150,8 @@ class PlanInterpreter:
         self.buffer(f"{prefix}_x", layer)[:, columns] = x
         self.buffer(f"{prefix}_scaled", layer)[:, columns] = (x.float() * norm_weight[columns].float()).bfloat16()
         self.buffer(f"{prefix}_squares", layer)[:, tile] = x.float().pow(2).sum(-1)
+        if prefix == "end" and layer + 1 in self.captured:
+            self.aux[self.captured.index(layer + 1), :, columns] = x
 
     def inverse_rms(self, prefix: str, layer: int) -> torch.Tensor:
         """1 / rms(x) of a layer's stream, [rows, 1]: a factor of the tiles that are computed from x scaled."""

@@ -8,13 +8,15 @@ the insides of norm, rope, softmax and SwiGLU. With FP8 weights SGLang also roun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference import quantized
 from sgl_lowlatency.reference.dense_decode import head_norm, rms_norm, rope
-from sgl_lowlatency.reference.step import StepInputs, StepOutputs
+from sgl_lowlatency.reference.step import StepInputs, StepOutputs, stack_captured
 
 
 def add_rms_norm(
@@ -40,10 +42,12 @@ def decode_step(
     inputs: StepInputs,
     lm_head: torch.Tensor | None = None,
     rounds_activations: bool = True,
+    captured: Sequence[int] = (),
 ) -> StepOutputs:
     """Runs the step; the KV pool is read, never written. All results bf16, logits float32 of a bf16 GEMM.
 
-    rounds_activations: of FP8 weights, as SGLang does; without, what bf16 rounding alone costs on the same weights.
+    rounds_activations: of FP8 weights, as SGLang does; without, what bf16 rounding alone costs on the same weights. captured: layers
+    whose inputs become aux: the residual that the layer's norm leaves.
     """
     g = geometry
 
@@ -54,9 +58,10 @@ def decode_step(
 
     cos_sin = weights.cos_sin[inputs.positions]
     x, residual = weights.embedding[inputs.input_ids], None
-    k_rows, v_rows = [], []
+    k_rows, v_rows, entered = [], [], []
     for idx, layer in enumerate(weights.layers):
         normed, residual = add_rms_norm(x, residual, layer.input_norm, g.rms_eps)
+        entered.append(residual)
         y = linear(normed, layer, "qkv", layer.qkv_bias).view(inputs.rows, -1, g.head_dim)
         q, k, v = y.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
         q = rope(head_norm(q.float(), layer.q_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
@@ -69,4 +74,4 @@ def decode_step(
         x = linear((torch.nn.functional.silu(gate) * up).bfloat16(), layer, "down")
     hidden, _ = add_rms_norm(x, residual, weights.final_norm, g.rms_eps)
     logits = None if lm_head is None else (hidden @ lm_head.T).float()
-    return StepOutputs(hidden, torch.stack(k_rows), torch.stack(v_rows), logits)
+    return StepOutputs(hidden, torch.stack(k_rows), torch.stack(v_rows), logits, stack_captured(entered, captured))

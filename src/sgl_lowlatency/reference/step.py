@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -83,12 +83,19 @@ class StepInputs:
 @dataclasses.dataclass(frozen=True)
 class StepOutputs:
     """hidden: [rows, hidden] after the final norm. k_rows, v_rows: [layers, rows, num_kv_heads, head_dim], the new tokens'
-    KV rows. logits: [rows, vocab] when an LM head was given."""
+    KV rows. logits: [rows, vocab] when an LM head was given. aux: [captured layers, rows, hidden], the stream that enters each, when
+    layers were captured."""
 
     hidden: torch.Tensor
     k_rows: torch.Tensor
     v_rows: torch.Tensor
     logits: torch.Tensor | None = None
+    aux: torch.Tensor | None = None
+
+
+def stack_captured(entered: list[torch.Tensor], captured: Sequence[int]) -> torch.Tensor | None:
+    """StepOutputs.aux of the captured layers. entered: of every layer, the stream [rows, hidden] that enters it."""
+    return torch.stack([entered[layer] for layer in captured]) if captured else None
 
 
 def read_kv_rows(inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:

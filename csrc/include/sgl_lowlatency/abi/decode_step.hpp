@@ -75,14 +75,14 @@ enum EdgeIdx : int32_t {
 //   gate_up [2 * intermediate, hidden], rows gate | up, two parts;  down [hidden, intermediate]
 struct WeightMap;
 
-// What else a layer has, bf16.
+// What else a layer has: vectors of bf16, and where the stream that enters it goes.
 struct LayerWeights {
   const bf16* input_norm;  // [hidden]
   const bf16* qkv_bias;    // [(num_q_heads + 2 * num_kv_heads) * head_dim], or null: no bias
   const bf16* q_norm;      // [head_dim], or null: q is not normalised
   const bf16* k_norm;      // [head_dim], or null: k is not normalised
   const bf16* post_norm;   // [hidden]
-  const bf16* reserved;    // null
+  int64_t aux_column;      // first column of DecodeStepParams::aux_out that keeps the stream which enters the layer, or -1: it is not captured
 };
 static_assert(sizeof(LayerWeights) % 16 == 0, "entries are copied in units of 16 bytes");
 
@@ -325,6 +325,11 @@ struct DecodeStepParams {
   // before its own, and its own.
   int32_t rows_per_request;  // 1 in decode; divides rows
   int32_t counted_tokens;    // of a request's new tokens, how many seq_lens counts: all of them, or 0 where it has older ones only
+
+  // The auxiliary hidden states: of every captured layer the residual stream that enters it, bf16, in the columns that
+  // LayerWeights::aux_column says. Of layer 0 that is the embedding; what leaves the last layer is not among them.
+  bf16* aux_out;        // [rows, aux_columns], or null: the step captures nothing
+  int32_t aux_columns;  // captured layers * hidden
 };
 
 }  // namespace sgl_lowlatency::abi

@@ -25,6 +25,7 @@ enum class Planted : int32_t {
   kShiftedRowBits = 17,    // the row bits of every seventh expert are those of the rows before
   kPlaceCountsItself = 18, // an expert's place counts the expert itself
   kUnsyncedChoices = 19,   // experts are placed with no barrier behind the choices of rows
+  kCapturesOutput = 20,    // the auxiliary hidden states of a layer are the stream that leaves it, not the one that enters it
 };
 
 }  // namespace sgl_lowlatency::dialect

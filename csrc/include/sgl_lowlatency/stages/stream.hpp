@@ -37,6 +37,14 @@ SGL_UNROLL
   }
 }
 
+// Keeps two neighbouring columns of a row of the stream that enters a layer, where the step captures it. weights: that layer's.
+// A plain store: nobody reads it before the launch ends.
+SGL_DEVICE void capture_stream(const DecodeStepParams& p, const abi::LayerWeights& weights, int32_t tile, int32_t m, int32_t row, uint32_t x) {
+  if (p.aux_out == nullptr || weights.aux_column < 0) return;
+  const int64_t element = static_cast<int64_t>(row) * p.aux_columns + weights.aux_column + tile * abi::kTileRows + m;
+  dialect::store_plain(reinterpret_cast<uint32_t*>(p.aux_out) + element / 2, x);
+}
+
 // Row::inverse_rms of every row: 1 / rms(x), the tiles' squares added in a fixed order.
 // Entry: all consumer threads; the next consumer barrier publishes it.
 SGL_DEVICE void load_inverse_rms(const DecodeStepParams& p, const Shared& s, const Stream& stream) {
@@ -56,9 +64,9 @@ SGL_UNROLL
   }
 }
 
-// The embedding as the stream that enters layer 0: its tiles belong to the blocks that own them in `down`.
+// The embedding as the stream that enters layer 0, whose weights are `first`: its tiles belong to the blocks that own them in `down`.
 // Entry: all consumer threads.
-SGL_DEVICE void publish_embedding(const DecodeStepParams& p, const Shared& s, const bf16* input_norm) {
+SGL_DEVICE void publish_embedding(const DecodeStepParams& p, const Shared& s, const abi::LayerWeights& first) {
   constexpr int32_t kPairs = abi::kTileRows / 2;
   const abi::TileRange own = s.rows()->tiles[abi::kOpDown];
   const int32_t m = dialect::thread_idx() % kPairs * 2, row = dialect::thread_idx() / kPairs;
@@ -68,9 +76,10 @@ SGL_DEVICE void publish_embedding(const DecodeStepParams& p, const Shared& s, co
     if (row < p.rows) {
       const bf16* const embedding = p.embedding + static_cast<int64_t>(s.rows()->row[row].token) * p.geometry.hidden;
       x = dialect::load_constant(reinterpret_cast<const uint32_t*>(embedding + column));
-      weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(input_norm + column));
+      weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(first.input_norm + column));
     }
     publish_stream(p, s, end_stream(p, -1), tile, m, row, row < p.rows, x, weight);
+    if (row < p.rows && !dialect::planted(dialect::Planted::kCapturesOutput)) capture_stream(p, first, tile, m, row, x);
   }
 }
 

@@ -14,9 +14,10 @@ SGL_DEVICE abi::LayerScales& layer_scales(const Shared& s, int32_t layer) { retu
 template <int32_t kElementBytes>
 SGL_DEVICE void load_first_tables(const DecodeStepParams& p, const Shared& s) {
   LayerTables& tables = layer_tables(s, 0);
-  constexpr int32_t kPointers = sizeof(abi::LayerWeights) / sizeof(const bf16*);
+  constexpr int32_t kPointers = offsetof(abi::LayerWeights, aux_column) / sizeof(const bf16*);
   const auto* const from = reinterpret_cast<const bf16* const*>(p.layers);
   for (int32_t i = 0; i < kPointers; ++i) reinterpret_cast<const bf16**>(&tables.weights)[i] = dialect::load_constant_pointer(from + i);
+  tables.weights.aux_column = dialect::load_constant(&p.layers->aux_column);
   tables.kv = {dialect::load_constant_pointer(&p.kv->k), dialect::load_constant_pointer(&p.kv->v)};
   if constexpr (kElementBytes == 1) {
     for (int32_t op = 0; op < abi::kNumOps; ++op) layer_scales(s, 0).of[op] = dialect::load_constant_pointer(p.scales->of + op);

@@ -5,8 +5,9 @@
 //   hidden_out = rms_norm(x) * final_norm
 //
 // Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16 or FP8 (abi::WeightFormat), KV pool [slots, num_kv_heads, head_dim] bf16, both in
-//           SGLang's own layout; inputs [rows] or [requests] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16. What
-//           blocks hand to each other lies in abi::HandoverLayout.
+//           SGLang's own layout; inputs [rows] or [requests] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16;
+//           aux_out [rows, captured layers * hidden] bf16, the x that enters each captured layer. What blocks hand to each other lies in
+//           abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
 //           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request).
@@ -98,6 +99,10 @@ SGL_UNROLL
         if (dialect::planted(dialect::Planted::kWithheldSignal) && kOp == abi::kOpOutProj && layer == 0 && pair.tile == 0) return;
         publish_stream(p, s, kOp == abi::kOpOutProj ? mid_stream(p, layer) : end_stream(p, layer), pair.tile, pair.m, pair.n, is_finisher, x,
                        early.weights);
+        const int32_t entered = dialect::planted(dialect::Planted::kCapturesOutput) ? layer : layer + 1;
+        if (kOp == abi::kOpDown && is_finisher && entered < p.geometry.num_layers) {
+          capture_stream(p, layer_tables(s, entered).weights, pair.tile, pair.m, pair.n, x);
+        }
       }
     }
     template <int32_t kOp>
@@ -159,7 +164,7 @@ SGL_UNROLL
 
   // Entry: all consumer threads, after the block's first barrier.
   SGL_DEVICE void run() {
-    publish_embedding(p, s, layer_tables(s, 0).weights.input_norm);
+    publish_embedding(p, s, layer_tables(s, 0).weights);
     clear_generation(p, s, -1);
     sync_consumers();  // the items are kept
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
