@@ -14,16 +14,18 @@ def causal(prefix: int, draft: int) -> range:
 
 
 def standard_verify(geometry, weights, kv, input_ids, positions, prefix_lens, request_rows, slots, lm_head, sees=causal):
-    """SGLang's bf16 path of a verify step with plain causal attention, KV rows written as SGLang does. Returns (hidden, logits).
+    """SGLang's bf16 path of a verify step with plain causal attention, KV rows written as SGLang does. Returns (hidden, logits, entered):
+    the last is the stream [rows, hidden] that enters each layer.
 
     kv: KvState, whose req_to_token holds the drafts' slots too. input_ids, positions, slots: [rows]; prefix_lens, request_rows:
     [requests]. sees: as `causal`, another one is a planted bug.
     """
     g, drafts = geometry, input_ids.shape[0] // prefix_lens.shape[0]
     cos_sin = weights.cos_sin[positions]
-    x, residual = weights.embedding[input_ids], None
+    x, residual, entered = weights.embedding[input_ids], None, []
     for idx, layer in enumerate(weights.layers):
         normed, residual = standard_path.add_rms_norm(x, residual, layer.input_norm, g.rms_eps)
+        entered.append(residual)
         y = torch.nn.functional.linear(normed, layer.qkv, layer.qkv_bias).view(len(input_ids), -1, g.head_dim)
         q, k, v = y.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
         q = rope(head_norm(q.float(), layer.q_norm, g.rms_eps).bfloat16().float(), cos_sin).bfloat16()
@@ -39,4 +41,4 @@ def standard_verify(geometry, weights, kv, input_ids, positions, prefix_lens, re
         gate, up = (normed @ layer.gate_up.T).float().chunk(2, dim=-1)
         x = (torch.nn.functional.silu(gate) * up).bfloat16() @ layer.down.T
     hidden, _ = standard_path.add_rms_norm(x, residual, weights.final_norm, g.rms_eps)
-    return hidden, (hidden @ lm_head.T).float()
+    return hidden, (hidden @ lm_head.T).float(), entered

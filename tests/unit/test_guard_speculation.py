@@ -10,8 +10,8 @@ from sgl_lowlatency.guard.speculation import speculation_reasons
 
 NGRAM = {"speculative_algorithm": "NGRAM", "speculative_ngram_max_bfs_breadth": 1, "speculative_num_draft_tokens": 4}
 STANDALONE = {"speculative_algorithm": "STANDALONE", "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-ONLY = "; served are NGRAM, STANDALONE, EAGLE"
-BETWEEN = "its draft reads hidden states between layers, which the kernel does not write"
+EAGLE3, DFLASH, DSPARK = (STANDALONE | {"speculative_algorithm": name} for name in ("EAGLE3", "DFLASH", "DSPARK"))
+ONLY = "; served are NGRAM, STANDALONE, EAGLE, EAGLE3, DFLASH, DSPARK"
 
 
 def reasons(max_rows=16, **fields):
@@ -23,24 +23,19 @@ def reasons(max_rows=16, **fields):
 
 
 @pytest.mark.parametrize("backend", ["fa3", "fa4", "trtllm_mha"])
-@pytest.mark.parametrize("algorithm", [NGRAM, STANDALONE, STANDALONE | {"speculative_algorithm": "EAGLE"}])
+@pytest.mark.parametrize("algorithm", [NGRAM, STANDALONE, STANDALONE | {"speculative_algorithm": "EAGLE"}, EAGLE3, DFLASH, DSPARK])
 def test_chains_are_served(algorithm, backend):
     assert reasons(**algorithm, attention_backend=backend) == []
 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton"])
-def test_a_chain_that_is_one_is_served_where_the_mask_is_read(backend):
-    assert reasons(**STANDALONE, attention_backend=backend) == []
+@pytest.mark.parametrize("algorithm", [STANDALONE, EAGLE3, DFLASH, DSPARK])
+def test_a_chain_that_is_one_is_served_where_the_mask_is_read(algorithm, backend):
+    assert reasons(**algorithm, attention_backend=backend) == []
 
 
 def test_without_speculation_nothing_is_asked():
     assert reasons(speculative_num_draft_tokens=99, attention_backend="torch_native") == []
-
-
-@pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH", "DSPARK"])
-def test_drafts_that_read_between_layers_are_refused_by_name(algorithm):
-    expected = [f"--speculative-algorithm {algorithm} is not served: {BETWEEN}{ONLY}"]
-    assert reasons(speculative_algorithm=algorithm, speculative_num_draft_tokens=4) == expected
 
 
 @pytest.mark.parametrize("algorithm", ["UNO", "FROZEN_KV_MTP", "SOMETHING_REGISTERED"])
@@ -53,6 +48,12 @@ TREE = "drafts would form a tree, and the kernel verifies a chain"
 WIDTH = "is not served: a verify step has 2 to 16 tokens a request, and at most 16 in all"
 CASES = {
     "breadth": (NGRAM | {"speculative_ngram_max_bfs_breadth": 10}, f"--speculative-ngram-max-bfs-breadth 10 is not 1: {TREE}"),
+    "EAGLE3's topk": (EAGLE3 | {"speculative_eagle_topk": 8}, f"--speculative-eagle-topk 8 is not 1: {TREE}"),
+    "DFLASH's block": (DFLASH | {"speculative_num_draft_tokens": 32}, f"--speculative-num-draft-tokens 32 {WIDTH}"),
+    "DSPARK's adaptive": (
+        DSPARK | {"speculative_adaptive": True},
+        "--speculative-adaptive is not served: the number of draft tokens would change while the server runs",
+    ),
     "topk": (STANDALONE | {"speculative_eagle_topk": 4}, f"--speculative-eagle-topk 4 is not 1: {TREE}"),
     "adaptive": (
         STANDALONE | {"speculative_adaptive": True},

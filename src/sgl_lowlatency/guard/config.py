@@ -87,7 +87,7 @@ _SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
     ("enable_pdmux", _OFF, "decode then has a part of the SMs, and the kernel needs one block on each"),
     ("startup_weight_load_mode", ("serial",), "weights would still be loading when the kernel is checked"),
     ("checkpoint_engine_wait_weights_before_ready", _OFF, "SGLang refuses weight updates under a kernel plugin"),
-    ("aux_hidden_state_capture", _OFF, "every step would need the hidden states between layers"),
+    ("aux_hidden_state_capture", _OFF, "hidden states that requests get back have not been tested"),
     ("uno_lora_path", _OFF, "the kernel applies no LoRA"),
     ("decoupled_spec_role", _OFF + ("null",), "drafts that come from another server have not been tested"),
     ("forward_hooks", _OFF, _HOOKS),

@@ -7,8 +7,13 @@ and the drafts before it. What that leaves out (read from sglang 0.5.23):
 - NGRAM drafts at breadth 1 are one path a match, but where the longest match ends early the drafts are filled up with paths of
   shorter matches and with token 0, all of which start over at the first token (tests/contract/test_ngram_drafts.py). fa3, fa4 and
   trtllm_mha verify them as a chain all the same, and so does decode_step; flashinfer and triton read the tree's mask.
-- Hidden states between layers. EAGLE3, DFLASH and DSPARK drafts read the inputs of some layers, and decode_step hands over the
-  final norm's output alone (which is what EAGLE drafts read, and more than STANDALONE and NGRAM do).
+- EAGLE3, DFLASH and DSPARK drafts read the inputs of some layers, which decode_step hands over. How a draft is made is no matter of the
+  verify step: EAGLE3's is one path at topk 1. DFLASH and DSPARK propose a block in one pass (not causal, in their own model) and verify
+  it as a chain without a mask: SGLang's verify input sets topk 1 for both and builds no mask where CHAIN_BACKENDS verify
+  (tests/contract/test_aux_hidden_states.py). A block is --speculative-num-draft-tokens tokens: DFLASH's block size, DSPARK's gamma + 1.
+- DSPARK verifies fewer tokens of some requests under SGLANG_RAGGED_VERIFY_MODE=compact or cap-accept. SGLang refuses that itself: no spec
+  here accepts its feature RAGGED_VERIFY. A step that is ragged all the same runs SGLang's forward (runtime/fallback.py).
+- Qwen2 models name no layers for DFLASH and DSPARK to read: SGLang ends such a server, with or without decode_step.
 """
 
 from __future__ import annotations
@@ -21,8 +26,7 @@ READ = (
     "speculative_algorithm", "speculative_ngram_max_bfs_breadth", "speculative_eagle_topk", "speculative_adaptive",
     "enable_multi_layer_eagle", "speculative_num_draft_tokens", "attention_backend", "decode_attention_backend",
 )  # server arguments
-SERVED = ("NGRAM", "STANDALONE", "EAGLE")
-_READ_AUX_HIDDEN_STATES = ("EAGLE3", "DFLASH", "DSPARK")
+SERVED = ("NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "DFLASH", "DSPARK")
 # Attention backends that verify at all, and those of them that verify NGRAM's drafts as a chain.
 CHAIN_BACKENDS = ("fa3", "fa4", "flashinfer", "triton", "trtllm_mha")
 NGRAM_BACKENDS = ("fa3", "fa4", "trtllm_mha")
@@ -37,12 +41,9 @@ def speculation_reasons(cfg: Any, *, max_rows: int) -> list[str]:
     algorithm = cfg.speculative_algorithm
     if algorithm is None:
         return []
-    name = f"--speculative-algorithm {algorithm}"
-    served = ", ".join(SERVED)
-    if algorithm in _READ_AUX_HIDDEN_STATES:
-        return [f"{name} is not served: its draft reads hidden states between layers, which the kernel does not write; served are {served}"]
     if algorithm not in SERVED:
-        return [f"{name} is not served: its verify steps have not been tested; served are {served}"]
+        served = ", ".join(SERVED)
+        return [f"--speculative-algorithm {algorithm} is not served: its verify steps have not been tested; served are {served}"]
     return _chain_reasons(cfg, algorithm) + _width_reasons(cfg, max_rows) + _backend_reasons(cfg, algorithm)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class NvidiaStep:
-    """`decode_step` from the embedding to the final norm, then the model's own logits processor.
+    """`decode_step` from the embedding to the final norm, then the model's own logits processor, which gets the auxiliary hidden states
+    that the model captures at the first forward.
 
     tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a verify step has a request, and then
     it serves verify steps alone. widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
@@ -81,8 +83,11 @@ class NvidiaStep:
         return Step(mode="decode" if per_request == 1 else "target_verify", rows=int(forward_batch.batch_size) * per_request)
 
     def _model_reason(self) -> str | None:
-        if self._model.capture_aux_hidden_states:
-            return "auxiliary hidden states are captured"
+        captured = sglang_state.captured_layers(self._model)
+        if self._model.capture_aux_hidden_states and not captured:
+            return "auxiliary hidden states of no layer"
+        if self._kv is not None and captured != self._step.captured:
+            return "auxiliary hidden states of other layers than at the first step"
         hooked = hooked_module(self._replaced)
         return None if hooked is None else f"a forward hook on {hooked}"
 
@@ -103,17 +108,24 @@ class NvidiaStep:
         if self._kv is None:
             self._kv = sglang_state.read_kv_state(step.view, self._geometry)
             self._step.attach_kv(self._kv.k, self._kv.v, self._kv.req_to_token)
+            self._step.capture(sglang_state.captured_layers(self._model))  # SGLang names them after the build
         if step.rows not in self._checked:
             self._check(step, original, forward_batch)
         if sglang_state.capturing_graphs() and not torch.cuda.is_current_stream_capturing():
             self.coverage.discount(step.rows, 1)  # a warm-up run; a captured launch counts when its graph is replayed
         return self._run(input_ids, positions, forward_batch)
 
-    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any) -> Any:
+    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, is_poisoned: bool = False) -> Any:
+        """is_poisoned: what the kernel must write is NaN before, so that nothing left unwritten passes a check."""
         rows = forward_batch.batch_size * self._tokens_per_request
         # A fresh tensor each call: the caching allocator hands its memory out again only to later work of this stream, and
         # under capture it lives in the graph's pool, so hidden states that SGLang keeps last as long as its own forward's.
         hidden = torch.empty((rows, self._geometry.hidden), dtype=torch.bfloat16, device=input_ids.device)
+        aux = hidden.new_empty((rows, len(self._step.captured) * self._geometry.hidden)) if self._step.captured else None
+        if is_poisoned:
+            for output in (hidden, aux):
+                if output is not None:
+                    output.fill_(float("nan"))
         stream = torch.cuda.current_stream(hidden.device).cuda_stream if hidden.is_cuda else 0
         self._step.launch(
             rows,
@@ -125,8 +137,9 @@ class NvidiaStep:
             hidden,
             stream,
             lengths_are_prefix=self._tokens_per_request > 1,
+            aux_out=aux,
         )
-        return self._model.logits_processor(input_ids, hidden, self._model.lm_head, forward_batch, None)
+        return self._model.logits_processor(input_ids, hidden, self._model.lm_head, forward_batch, aux)
 
     def _check(self, step: Step, original: Callable[..., Any], forward_batch: Any) -> None:
         rows = step.rows
@@ -139,7 +152,7 @@ class NvidiaStep:
                     "only after the decode graphs are captured; unset it"
                 )
             with self.coverage.uncounted(rows):
-                report = self._self_check.run(original, self._run, forward_batch, self._kv)
+                report = self._self_check.run(original, functools.partial(self._run, is_poisoned=True), forward_batch, self._kv)
             logger.info("decode_step self-check: %s", report)
             if report.misses:
                 raise RuntimeError(f"decode_step self-check failed, the server is refused: {report}")

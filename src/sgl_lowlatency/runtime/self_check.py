@@ -3,7 +3,7 @@
 The data SGLang warms up with (token 0, position 0, length 1, slot 0) exercises nothing, so the check writes its own: random
 tokens, requests of many lengths over scattered pages, K and V at the model's scale; for verify, a chain of draft tokens behind
 each. Whatever it touches is put back. It runs on the forward's thread with the device idle on both sides, so no other stream
-sees its data.
+sees its data. Where the model captures auxiliary hidden states, these are compared too (runtime/self_check_aux.py).
 
 With FP8 weights, ours is compared to SGLang's forward with exact products (runtime/exact_linears.py). SGLang's own forward, which rounds
 activations to FP8, is compared to that too: how far it is off stands in the report, and over the first two layers, which meet every
@@ -13,7 +13,7 @@ matrix of a layer and add little rounding, it must agree, or we misread the weig
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.exact_linears import exact_linears
+from sgl_lowlatency.runtime.self_check_aux import AUX_FIGURES, aux_errors, split_layers, with_neighbours
 from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, like_keys, make_inputs, value_scale
 from sgl_lowlatency.runtime.sglang_state import KvState
 
@@ -63,17 +64,19 @@ class SelfCheckReport:
 class _Outputs:
     logits: torch.Tensor  # [rows, vocab] fp32
     kv_rows: torch.Tensor  # [layers, 2, rows, num_kv_heads * head_dim] fp32: the new tokens' K and V
+    aux: dict[int, torch.Tensor]  # by layer [rows, hidden] fp32: the stream that enters it
 
 
 class SelfCheck:
     """Checks one model's widths.
 
     weights: the model's, as the kernel reads them. tolerances: name in FIGURES -> the largest relative L2 error,
-    ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only. Raises ValueError for another name.
+    ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only, AUX_FIGURES are for models that capture.
+    Raises ValueError for another name.
     """
 
     def __init__(self, model: torch.nn.Module, geometry: Geometry, weights: DecodeStepWeights, tolerances: Mapping[str, float]):
-        known = (*FIGURES, SGLANG_FP8_FIGURE)
+        known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES)
         if unknown := sorted(set(tolerances) - set(known)):
             raise ValueError(f"the self-check has no figure {unknown[0]!r}, only {', '.join(known)}")
         self._model, self._geometry, self._weights = model, geometry, weights
@@ -88,7 +91,8 @@ class SelfCheck:
         template: Any,
         kv: KvState,
     ) -> SelfCheckReport:
-        """Compares `original` and `ours`, both called as (input_ids, positions, forward_batch), at template's batch size.
+        """Compares `original` and `ours`, both called as (input_ids, positions, forward_batch), at template's batch size. Where the model
+        captures auxiliary hidden states, both return them as hidden_states when a batch asks for all of them.
 
         template: the running forward's ForwardBatch, of decode or verify, not changed. Misses are reported, not raised.
         """
@@ -97,21 +101,22 @@ class SelfCheck:
         report = SelfCheckReport(rows=rows, tokens_per_request=rows // int(template.batch_size))
         generator = torch.Generator().manual_seed(SEED + rows)
         inputs = make_inputs(self._geometry, kv, rows, generator, report.tokens_per_request)
+        captured = sglang_state.captured_layers(self._model)
         with _kept(kv, inputs), sglang_state.attention_metadata_kept():
             self._fill(kv, inputs, generator)
             for batch in inputs.batches:
                 report.lengths += batch.tokens["seq_lens"].tolist()
                 kv.req_to_token[inputs.request_rows, : inputs.columns] = batch.table
-                forward_batch = sglang_state.check_batch(template, **batch.tokens)
+                forward_batch = sglang_state.check_batch(template, **batch.tokens, wants_hidden_states=bool(captured))
                 sglang_state.plan_attention(forward_batch)
-                expected = self._expected(original, forward_batch, kv, report)
+                expected = self._expected(original, forward_batch, kv, captured, report)
                 sglang_state.plan_attention(forward_batch)
-                actual = self._outputs(ours, forward_batch, kv)
-                _note(report.figures, _errors(actual, expected))
+                actual = self._outputs(ours, forward_batch, kv, captured)
+                _note(report.figures, _errors(actual, expected, captured))
         report.misses = [
             f"{name} {report.figures[name]:.3g} is not within {bound:g}"
             for name, bound in self._tolerances.items()
-            if not report.figures[name] <= bound
+            if (captured or name not in AUX_FIGURES) and not report.figures[name] <= bound
         ]
         report.seconds = time.perf_counter() - start_s
         return report
@@ -128,33 +133,40 @@ class SelfCheck:
             kv.k[layer][inputs.slots] = k.to(torch.bfloat16)
             kv.v[layer][inputs.slots] = v.to(torch.bfloat16)
 
-    def _expected(self, original: Callable[..., Any], forward_batch: Any, kv: KvState, report: SelfCheckReport) -> _Outputs:
-        """What ours is compared to: SGLang's forward; of FP8 weights with exact products, and its own is noted beside."""
-        sglang = self._outputs(original, forward_batch, kv)
-        if not self._is_fp8:
-            return sglang
-        with exact_linears(self._model, self._weights):
-            sglang_state.plan_attention(forward_batch)
-            exact = self._outputs(original, forward_batch, kv)
-        errors = _errors(sglang, exact)
+    def _expected(
+        self, original: Callable[..., Any], forward_batch: Any, kv: KvState, captured: tuple[int, ...], report: SelfCheckReport
+    ) -> _Outputs:
+        """What ours is compared to: SGLang's forward; of FP8 weights with exact products, and its own is noted beside. The layers beside
+        the captured ones are captured too."""
+        layers = with_neighbours(captured, self._geometry.num_layers)
+        with sglang_state.capturing(self._model, layers):
+            sglang = self._outputs(original, forward_batch, kv, layers)
+            if not self._is_fp8:
+                return sglang
+            with exact_linears(self._model, self._weights):
+                sglang_state.plan_attention(forward_batch)
+                exact = self._outputs(original, forward_batch, kv, layers)
+        errors = _errors(sglang, exact, captured)
         _note(report.sglang_fp8, errors)
         _note(report.figures, {SGLANG_FP8_FIGURE: errors["kv.relative_l2"][:2]})
         return exact
 
-    def _outputs(self, forward: Callable[..., Any], forward_batch: Any, kv: KvState) -> _Outputs:
+    def _outputs(self, forward: Callable[..., Any], forward_batch: Any, kv: KvState, captured: Sequence[int]) -> _Outputs:
         written = forward_batch.out_cache_loc
         # poison: a row that is not written cannot pass
         for buffer in (*kv.k, *kv.v):
             buffer[written] = float("nan")
-        logits = forward(forward_batch.input_ids, forward_batch.positions, forward_batch).next_token_logits
+        output = forward(forward_batch.input_ids, forward_batch.positions, forward_batch)
+        aux = split_layers(output.hidden_states, captured, self._geometry.hidden) if captured else {}
         pairs = [torch.stack([k[written], v[written]]) for k, v in zip(kv.k, kv.v)]
-        return _Outputs(logits=logits.float().clone(), kv_rows=torch.stack(pairs).float().flatten(start_dim=3))
+        return _Outputs(logits=output.next_token_logits.float().clone(), kv_rows=torch.stack(pairs).float().flatten(start_dim=3), aux=aux)
 
 
-def _errors(actual: _Outputs, expected: _Outputs) -> dict[str, torch.Tensor]:
-    """FIGURES of every row."""
+def _errors(actual: _Outputs, expected: _Outputs, captured: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    """FIGURES of every row, and AUX_FIGURES of the captured layers."""
     kv_errors = relative_l2(actual.kv_rows, expected.kv_rows)
-    return dict(zip(FIGURES, (relative_l2(actual.logits, expected.logits), kv_errors[:1], kv_errors)))
+    errors = dict(zip(FIGURES, (relative_l2(actual.logits, expected.logits), kv_errors[:1], kv_errors)))
+    return errors | (aux_errors(actual.aux, expected.aux, captured) if captured else {})
 
 
 def _note(figures: dict[str, float], errors: Mapping[str, torch.Tensor]) -> None:

@@ -3,6 +3,7 @@
 Used of SGLang 0.5.23: `ForwardView.kv_pool.pool` (`get_kv_buffer`, `page_size`, `post_capture_active`); the attention
 backend of `forward_context.get_attn_backend()` (`init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
 `req_to_token_pool.req_to_token`); the ForwardBatch fields that `check_batch` names and the verify input's that `_chain` does;
+the model's `capture_aux_hidden_states` and `model.layers_to_capture`;
 `capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics` and `get_flags().moe.in_speculative_scope`.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -100,8 +101,9 @@ def check_batch(
     seq_lens: torch.Tensor,
     req_pool_indices: torch.Tensor,
     out_cache_loc: torch.Tensor,
+    wants_hidden_states: bool = False,
 ) -> Any:
-    """A ForwardBatch with the given int64 tensors, everything else as in `template`, outputs unbound.
+    """A ForwardBatch with the given int64 tensors, everything else as in `template`, outputs unbound. wants_hidden_states: of every row.
 
     input_ids, positions, out_cache_loc: [rows]. seq_lens, req_pool_indices: [requests]. A decode template has one row a request
     and its seq_lens include it; a verify template has several, which its seq_lens leave out and which form one chain.
@@ -129,7 +131,7 @@ def check_batch(
         residual_stream=None,
         spec_info=spec_info,
         return_logprob=False,
-        capture_hidden_mode=CaptureHiddenMode.NULL,
+        capture_hidden_mode=CaptureHiddenMode.FULL if wants_hidden_states else CaptureHiddenMode.NULL,
         next_token_logits_buffer=None,
         aux_hidden_states_buffer=None,
         forward_metadata_ready=False,
@@ -138,15 +140,41 @@ def check_batch(
 
 def _chain(spec_info: Any, input_ids: torch.Tensor, positions: torch.Tensor, prefix_lens: torch.Tensor) -> Any:
     """A verify input as `spec_info`, for one chain of drafts a request. Backends that read a mask get the chain's: flat, of
-    every request [drafts, prefix + drafts] bool."""
+    every request [drafts, prefix + drafts] bool. DFLASH and DSPARK have none: plain causal."""
     drafts = input_ids.shape[0] // prefix_lens.shape[0]
-    causal = torch.ones((drafts, drafts), dtype=torch.bool, device=input_ids.device).tril()
-    masks = [torch.cat((causal.new_ones((drafts, prefix)), causal), dim=1).flatten() for prefix in prefix_lens.tolist()]
     made = copy.copy(spec_info)
-    made.draft_token, made.positions, made.custom_mask = input_ids, positions, torch.cat(masks)
-    made.seq_lens_cpu, made.seq_lens_sum = prefix_lens.cpu(), int(prefix_lens.sum())
-    made.kv_loc_plan = None
+    made.draft_token, made.positions = input_ids, positions
+    if spec_info.custom_mask is not None:
+        causal = torch.ones((drafts, drafts), dtype=torch.bool, device=input_ids.device).tril()
+        masks = [torch.cat((causal.new_ones((drafts, prefix)), causal), dim=1).flatten() for prefix in prefix_lens.tolist()]
+        made.custom_mask = torch.cat(masks)
+    of_the_live_batch = {
+        "seq_lens_cpu": prefix_lens.cpu(), "seq_lens_sum": int(prefix_lens.sum()), "live_seq_lens_cpu": prefix_lens.cpu(),
+        "kv_loc_plan": None, "kv_loc_cols": None, "candidate_max_seq_len_upper_bound": None,
+    }
+    for name, value in of_the_live_batch.items():
+        if hasattr(made, name):  # each algorithm's input has some of them
+            setattr(made, name, value)
     return made
+
+
+def captured_layers(model: Any) -> tuple[int, ...]:
+    """The layers whose input the model's forward hands over as auxiliary hidden states, in its order: ascending, each once, those that
+    it has. () when it captures none."""
+    if not model.capture_aux_hidden_states:
+        return ()
+    return tuple(layer for layer in range(len(model.model.layers)) if layer in model.model.layers_to_capture)
+
+
+@contextlib.contextmanager
+def capturing(model: Any, layers: Sequence[int]) -> Iterator[None]:
+    """Lets the model's forward capture the inputs of `layers` within the body; of a model that captures none, [] changes nothing."""
+    kept = model.model.layers_to_capture
+    model.model.layers_to_capture = list(layers) if model.capture_aux_hidden_states else kept
+    try:
+        yield
+    finally:
+        model.model.layers_to_capture = kept
 
 
 def capturing_graphs() -> bool:

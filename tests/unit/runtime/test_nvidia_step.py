@@ -109,15 +109,11 @@ def test_a_verify_width_that_fails_its_check_is_refused(make_serving, environmen
 def test_a_speculative_server_falls_back_from_what_is_no_verify_step_of_its_width(make_serving, environment):
     serving = make_serving(drafts=4)
     built = build(serving, 4, 8)
-    prefill, wide, aux = serving.batch(2), serving.batch(3), serving.batch(1)
+    prefill, wide = serving.batch(2), serving.batch(3)
     prefill.forward_mode = ForwardMode.EXTEND
     assert built.plan(prefill.input_ids, prefill) is None
     assert built.plan(wide.input_ids, wide, pp_proxy_tensors=None) is None
-    serving.model.capture_aux_hidden_states = True
-    assert built.plan(aux.input_ids, aux) is None
-    assert built.coverage.counts().fallbacks == {
-        PREFILL: 1, "12 rows, built for 4 to 8": 1, "auxiliary hidden states are captured": 1
-    }
+    assert built.coverage.counts().fallbacks == {PREFILL: 1, "12 rows, built for 4 to 8": 1}
 
 
 def test_a_draft_model_keeps_its_own_forward(environment):
@@ -195,9 +191,6 @@ def test_what_is_not_ours_falls_back_and_is_counted(serving, environment):
     assert built.plan(prefill.input_ids, prefill) is None
     assert built.plan(wide.input_ids, wide, pp_proxy_tensors=None) is None
     batch = serving.batch(1)
-    serving.model.capture_aux_hidden_states = True
-    assert built.plan(batch.input_ids, batch) is None
-    serving.model.capture_aux_hidden_states = False
     handle = serving.model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
     assert built.plan(batch.input_ids, batch) is None
     handle.remove()
@@ -205,7 +198,6 @@ def test_what_is_not_ours_falls_back_and_is_counted(serving, environment):
     assert built.coverage.counts().fallbacks == {
         PREFILL: 1,
         "3 rows, built for 1 to 2": 1,
-        "auxiliary hidden states are captured": 1,
         "a forward hook on model.layers.1.mlp": 1,
     }
 

@@ -6,6 +6,7 @@ SGLang does.
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import torch
@@ -21,7 +22,7 @@ from sgl_lowlatency.reference import standard_path
 from sgl_lowlatency.reference.inputs import random_weights
 from sgl_lowlatency.reference.step import StepInputs
 from sgl_lowlatency.runtime.exact_linears import ExactLinear
-from sgl_lowlatency.runtime.sglang_state import KvState
+from sgl_lowlatency.runtime.sglang_state import KvState, captured_layers
 
 GEOMETRY = Geometry(
     num_layers=2, hidden=128, num_q_heads=4, num_kv_heads=2, head_dim=64, intermediate=128, vocab=256, max_position=1200,
@@ -71,11 +72,15 @@ class TinyModel(torch.nn.Module):
             layer.self_attn, layer.mlp = attention, mlp
             self.model.layers.append(layer)
         self.lm_head = _holder(lm_head)
-        self.capture_aux_hidden_states = False
+        self.capture_aux_hidden_states, self.model.layers_to_capture = False, []
+
+    def capture(self, layers):
+        """As SGLang configures it for drafts that read the inputs of `layers`."""
+        self.capture_aux_hidden_states, self.model.layers_to_capture = True, layers
 
     def logits_processor(self, input_ids, hidden, lm_head, forward_batch, aux_hidden_states):
-        assert aux_hidden_states is None
-        return SimpleNamespace(next_token_logits=(hidden @ lm_head.weight.T).float(), hidden_states=hidden)
+        states = hidden if aux_hidden_states is None else aux_hidden_states
+        return SimpleNamespace(next_token_logits=(hidden @ lm_head.weight.T).float(), hidden_states=states)
 
 
 class TinyServing:
@@ -83,9 +88,9 @@ class TinyServing:
 
     def __init__(
         self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100, drafts: int = 1,
-        weight_format: str = "bf16",
+        weight_format: str = "bf16", num_layers: int = GEOMETRY.num_layers,
     ):
-        g, self.drafts = GEOMETRY, drafts
+        g, self.drafts = dataclasses.replace(GEOMETRY, num_layers=num_layers), drafts
         self.geometry, self.weights = g, random_weights(g, seed=0, weight_format=weight_format)
         generator = torch.Generator().manual_seed(1)
         lm_head = (torch.randn(g.vocab, g.hidden, generator=generator) * 3 * g.hidden**-0.5).bfloat16()
@@ -134,11 +139,12 @@ class TinyServing:
 
         def forward(input_ids, positions, forward_batch):
             fb = forward_batch
-            hidden, logits = standard_verify(
+            hidden, logits, entered = standard_verify(
                 self.geometry, self.weights, self.kv, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc,
                 self.model.lm_head.weight, sees,
             )
-            return SimpleNamespace(next_token_logits=logits, hidden_states=hidden)
+            states = [entered[layer] for layer in captured_layers(self.model)]
+            return SimpleNamespace(next_token_logits=logits, hidden_states=torch.cat(states, dim=-1) if states else hidden)
 
         return forward
 
@@ -151,21 +157,26 @@ class TinyServing:
         inputs = StepInputs(
             input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, self.kv.req_to_token, self.kv.k, self.kv.v
         )
-        outputs = standard_path.decode_step(self.geometry, self.weights, inputs, self.model.lm_head.weight, rounds_activations=rounds)
+        outputs = standard_path.decode_step(
+            self.geometry, self.weights, inputs, self.model.lm_head.weight, rounds, captured_layers(self.model)
+        )
         for layer in range(self.geometry.num_layers):
             self.kv.k[layer][fb.out_cache_loc] = outputs.k_rows[layer]
             self.kv.v[layer][fb.out_cache_loc] = outputs.v_rows[layer]
-        return SimpleNamespace(next_token_logits=outputs.logits)
+        states = outputs.hidden if outputs.aux is None else torch.cat(list(outputs.aux), dim=-1)
+        return SimpleNamespace(next_token_logits=outputs.logits, hidden_states=states)
 
     def kernel(self, planted: int = 0, *, rows: int):
         """Our forward: the emulated kernel, optionally with a planted bug, and the model's logits processor."""
         step = self.decode_step(rows, planted=planted)
         step.attach_kv(self.kv.k, self.kv.v, self.kv.req_to_token)
+        step.capture(captured_layers(self.model))
 
         def forward(input_ids, positions, forward_batch):
             fb, hidden = forward_batch, torch.empty((rows, self.geometry.hidden), dtype=torch.bfloat16)
+            aux = torch.empty((rows, len(step.captured) * self.geometry.hidden), dtype=torch.bfloat16) if step.captured else None
             prefix = {} if self.drafts == 1 else {"lengths_are_prefix": True}
-            step.launch(rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden, **prefix)
-            return self.model.logits_processor(input_ids, hidden, self.model.lm_head, fb, None)
+            step.launch(rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden, aux_out=aux, **prefix)
+            return self.model.logits_processor(input_ids, hidden, self.model.lm_head, fb, aux)
 
         return forward

@@ -7,8 +7,8 @@ What it accepts and why (read from sglang 0.5.23):
   size. The listed sizes are the ones the backends offer and the tests run.
 - kv_cache_dtype: "auto" is the model's dtype, bf16, unless a quantized checkpoint says otherwise (refused).
 - quantization: FP8 weights as SGLang keeps them on Hopper (guard/quantization.py, guard/linear.py); activations stay bf16.
-- features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which. Not RAGGED_VERIFY: every request of a
-  verify step has as many draft tokens. Nothing else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE)
+- features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which. Not RAGGED_VERIFY, DSPARK's verify under
+  another SGLANG_RAGGED_VERIFY_MODE than static: every request of a verify step has as many draft tokens. Nothing else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE)
   and applies no LoRA; steps it does not cover run SGLang's forward, but KV that arrives or leaves beside a step
   (PD_DISAGGREGATION, KV_OFFLOAD, MEMORY_RELEASE, CPU_OFFLOAD) and torch-compiled decode have not been tested under it.
 """
@@ -48,6 +48,8 @@ PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
 LOGITS_RELATIVE_L2 = 0.12  # over next_token_logits
 KV_RELATIVE_L2 = 0.12  # over the K and V rows that the step wrote, any layer
 FIRST_LAYER_KV_RELATIVE_L2 = 0.012  # over those of the first layer
+AUX_RELATIVE_L2 = 0.12  # over the stream that enters a captured layer, any of them
+AUX_LAYER_RATIO = 1.0  # of the distances to SGLang's stream at that layer and at the nearer neighbour (runtime/self_check_aux.py)
 # Of FP8 weights the same holds against SGLang's forward with exact products (runtime/exact_linears.py). Its own, which rounds
 # activations to FP8, was 0.05 to 0.11 from that over the K and V rows of the first two layers, random weights (in the models of
 # SGLang's layers that tests have; never measured on a GPU), and 0.4 after 36 layers. The bound finds weights that we misread, not roundings.
@@ -56,6 +58,8 @@ TOLERANCES = {
     "logits.relative_l2": LOGITS_RELATIVE_L2,
     "kv.relative_l2": KV_RELATIVE_L2,
     "first_layer_kv.relative_l2": FIRST_LAYER_KV_RELATIVE_L2,
+    "aux.relative_l2": AUX_RELATIVE_L2,
+    "aux.layer_ratio": AUX_LAYER_RATIO,
     "sglang_fp8.first_layers_kv.relative_l2": SGLANG_FP8_RELATIVE_L2,
 }
 
