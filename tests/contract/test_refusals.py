@@ -59,23 +59,34 @@ def test_a_chain_of_a_draft_model_is_accepted(refusals, model_dir, algorithm, is
     assert refusals(["--model-path", model_dir(), *arguments], isa=isa) == []
 
 
+@pytest.mark.parametrize("isa", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH", "DSPARK"])
-def test_drafts_that_read_hidden_states_between_layers_are_refused_by_name(refusals, model_dir, algorithm):
-    assert refusals(["--model-path", model_dir(), *draft_arguments(algorithm, model_dir())]) == [
-        f"--speculative-algorithm {algorithm} is not served: its draft reads hidden states between layers, which the kernel does "
-        "not write; served are NGRAM, STANDALONE, EAGLE"
+def test_a_chain_of_a_draft_that_reads_hidden_states_between_layers_is_accepted(refusals, model_dir, algorithm, isa):
+    assert refusals(["--model-path", model_dir(), *draft_arguments(algorithm, model_dir())], isa=isa) == []
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "DFLASH", "DSPARK"])
+def test_a_block_that_is_wider_than_a_step_is_refused(refusals, model_dir, algorithm):
+    arguments = draft_arguments(algorithm, model_dir(), steps=MAX_ROWS)
+    assert refusals(["--model-path", model_dir(), *arguments]) == [
+        f"--speculative-num-draft-tokens {MAX_ROWS + 1} is not served: a verify step has 2 to {MAX_ROWS} tokens a request, and at most "
+        f"{MAX_ROWS} in all"
     ]
 
 
-def test_a_draft_model_with_a_tree_is_refused(refusals, model_dir):
-    assert refusals(["--model-path", model_dir(), *draft_arguments("STANDALONE", model_dir(), topk=4)]) == [
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3"])
+def test_a_draft_model_with_a_tree_is_refused(refusals, model_dir, algorithm):
+    assert refusals(["--model-path", model_dir(), *draft_arguments(algorithm, model_dir(), topk=4)]) == [
         "--speculative-eagle-topk 4 is not 1: drafts would form a tree, and the kernel verifies a chain"
     ]
 
 
-def test_ragged_verify_is_refused(refusals, model_dir, monkeypatch):
-    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
-    assert refusals(["--model-path", model_dir(), *NGRAM]) == [
+@pytest.mark.parametrize("mode", ["compact", "cap-accept"])
+@pytest.mark.parametrize("algorithm", ["NGRAM", "DSPARK"])
+def test_ragged_verify_is_refused(refusals, model_dir, monkeypatch, algorithm, mode):
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", mode)
+    arguments = NGRAM if algorithm == "NGRAM" else draft_arguments(algorithm, model_dir())
+    assert refusals(["--model-path", model_dir(), *arguments]) == [
         f"uneven tokens per request in verify (SGLANG_RAGGED_VERIFY_MODE) is in use and {NAME} does not accept it"
     ]
 

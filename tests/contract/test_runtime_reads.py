@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from sglang.srt.model_executor.runner_utils import capture_mode
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang_source import source
 
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.runtime import sglang_state
@@ -72,12 +71,6 @@ def test_a_batch_of_the_self_check_leaves_no_field_of_the_live_one_that_names_it
 )
 def test_the_names_exist(owner, name):
     assert hasattr(owner, name)
-
-
-def source(module):
-    """The text of a module of SGLang, which need not be importable here."""
-    folder = importlib.util.find_spec("sglang").submodule_search_locations[0]
-    return (Path(folder) / f"{module.replace('.', '/')}.py").read_text()
 
 
 def test_a_draft_model_is_built_in_the_scope_that_tells_it_from_the_target():
