@@ -85,15 +85,23 @@ class Runner:
         """One step on a copy; checks that of the KV pool only the new tokens' rows changed."""
         used = inputs.clone()
         self.attach(used)
-        hidden, aux = (
-            torch.full((inputs.rows, num * self.geometry.hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
-            for num in (1, len(self.kernel.captured))
-        )
-        self.launch(used, hidden, aux if self.kernel.captured else None)
+        hidden, aux = self.poisoned_outputs(inputs.rows)
+        self.launch(used, hidden, aux)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         assert_pool_untouched(inputs, used)
-        layers = aux.view(inputs.rows, -1, self.geometry.hidden).transpose(0, 1) if self.kernel.captured else None
+        return self.outputs(used, hidden, aux)
+
+    def poisoned_outputs(self, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden [rows, hidden] and, where layers are captured, aux [rows, layers * hidden], all NaN."""
+        num = len(self.kernel.captured)
+        shapes = ((rows, self.geometry.hidden), (rows, num * self.geometry.hidden))
+        hidden, aux = (torch.full(shape, float("nan"), dtype=torch.bfloat16, device=self.device) for shape in shapes)
+        return hidden, aux if num else None
+
+    def outputs(self, used: StepInputs, hidden: torch.Tensor, aux: torch.Tensor | None) -> StepOutputs:
+        """What a launch on `used` left, aux by layer."""
+        layers = None if aux is None else aux.view(used.rows, -1, self.geometry.hidden).transpose(0, 1)
         return StepOutputs(hidden, *read_kv_rows(used), aux=layers)
 
 
@@ -160,5 +168,7 @@ def join(outputs: list[StepOutputs]) -> StepOutputs:
 
 
 def same_bits(a: StepOutputs, b: StepOutputs) -> bool:
-    """Whether two outputs are bitwise equal."""
-    return all(torch.equal(getattr(a, name).view(torch.int16), getattr(b, name).view(torch.int16)) for name in ("hidden", "k_rows", "v_rows"))
+    """Whether two outputs are bitwise equal, aux too, which both have or neither."""
+    assert (a.aux is None) == (b.aux is None)
+    names = ("hidden", "k_rows", "v_rows", *([] if a.aux is None else ["aux"]))
+    return all(torch.equal(getattr(a, name).view(torch.int16), getattr(b, name).view(torch.int16)) for name in names)

@@ -11,7 +11,7 @@ from tiny_geometries import FAMILIES
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.reference.inputs import random_weights
-from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
+from sgl_lowlatency.reference.step import StepInputs
 
 
 def _cut(name: str, num_layers: int) -> Geometry:
@@ -58,15 +58,17 @@ def require_replays_equal_eager(runner: Runner, steps: list[StepInputs]) -> None
     """One captured step, replayed on the inputs of each of `steps` in turn, ten times, gives the bits of eager launches."""
     eager = [runner.run(step) for step in steps]
     static = steps[0].clone()
-    hidden = torch.empty(static.rows, runner.geometry.hidden, dtype=torch.bfloat16, device="cuda")
+    hidden, aux = runner.poisoned_outputs(static.rows)
     runner.attach(static)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        runner.launch(static, hidden)
+        runner.launch(static, hidden, aux)
     for _ in range(10):
         for idx, step in enumerate(steps):
             copy_into(static, step)
-            hidden.fill_(float("nan"))
+            for output in (hidden, aux):
+                if output is not None:
+                    output.fill_(float("nan"))
             graph.replay()
             torch.cuda.synchronize()
-            assert same_bits(StepOutputs(hidden, *read_kv_rows(static)), eager[idx]), f"step {idx}"
+            assert same_bits(runner.outputs(static, hidden, aux), eager[idx]), f"step {idx}"
