@@ -108,7 +108,7 @@ class NvidiaStep:
         if self._kv is None:
             self._kv = sglang_state.read_kv_state(step.view, self._geometry)
             self._step.attach_kv(self._kv.k, self._kv.v, self._kv.req_to_token)
-            self._step.capture(sglang_state.captured_layers(self._model))  # SGLang names them after the build
+            self._capture(sglang_state.captured_layers(self._model))  # SGLang names them after the build
         if step.rows not in self._checked:
             self._check(step, original, forward_batch)
         if sglang_state.capturing_graphs() and not torch.cuda.is_current_stream_capturing():
@@ -140,6 +140,11 @@ class NvidiaStep:
             aux_out=aux,
         )
         return self._model.logits_processor(input_ids, hidden, self._model.lm_head, forward_batch, aux)
+
+    def _capture(self, layers: tuple[int, ...]) -> None:
+        self._step.capture(layers)
+        if layers:
+            logger.info("decode_step hands over the inputs of layers %s as auxiliary hidden states", ", ".join(map(str, layers)))
 
     def _check(self, step: Step, original: Callable[..., Any], forward_batch: Any) -> None:
         rows = step.rows

@@ -3,6 +3,8 @@ model's own forward."""
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from test_nvidia_step import build, environment, live_batch, run  # noqa: F401
@@ -16,13 +18,16 @@ def relative(actual, expected):
 
 @pytest.mark.parametrize("drafts", [1, 4])
 @pytest.mark.parametrize("named, captured", [([3, 0, 2], [0, 2, 3]), ([1], [1]), ([2, 4, 2, -1], [2])], ids=str)
-def test_a_live_step_hands_over_what_the_model_would(make_serving, environment, named, captured, drafts):  # noqa: F811
+def test_a_live_step_hands_over_what_the_model_would(make_serving, environment, caplog, named, captured, drafts):  # noqa: F811
     """Ascending whatever order they are named in, each once, and none that the model lacks, as SGLang's loop over layers takes them."""
     serving = make_serving(drafts=drafts, num_layers=LAYERS)
     built = build(serving, 3 * drafts)
     serving.model.capture(named)  # SGLang names them after the build
     batch = live_batch(serving, [70, 5, 33])
-    ours = run(built, serving, batch)
+    with caplog.at_level(logging.INFO):
+        ours = run(built, serving, batch)
+    said = f"decode_step hands over the inputs of layers {', '.join(map(str, captured))} as auxiliary hidden states"
+    assert [record.message for record in caplog.records].count(said) == 1
     theirs = serving.standard(batch.input_ids, batch.positions, batch)
     rows, hidden = 3 * drafts, serving.geometry.hidden
     assert ours.hidden_states.shape == theirs.hidden_states.shape == (rows, len(captured) * hidden)
