@@ -1,5 +1,6 @@
 """Auxiliary hidden states of a real SGLang model on the CPU, with the dispatch and without: what the logits processor gets, and what a
-verify step hands to its draft. As verify_runner.py, whose runner this is; the verify inputs are those of NGRAM, DFLASH and DSPARK.
+verify step hands to its draft. As verify_runner.py, whose runner this is; the verify inputs are those of EAGLE3, DFLASH and DSPARK, each
+in steps of another width, since a width is checked once.
 
 Run as a script with a checkpoint's folder it prints one JSON object of facts: test_aux_hidden_states.py.
 """
@@ -35,6 +36,21 @@ class Recorder:
         return {"type": type(newest).__name__, "dtypes": [str(t.dtype) for t in tensors], "shapes": [list(t.shape) for t in tensors]}
 
 
+def as_eagle3(batch):
+    """The step with the verify input that EAGLE3's worker makes at topk 1; the tree's indices are for what follows the forward."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.speculative.eagle_info import EagleVerifyInput
+
+    causal = torch.ones((DRAFTS, DRAFTS), dtype=torch.bool).tril()
+    masks = [torch.cat((torch.ones((DRAFTS, prefix), dtype=torch.bool), causal), dim=1).flatten() for prefix in batch.seq_lens.tolist()]
+    spec_info = EagleVerifyInput(
+        draft_token=batch.input_ids, custom_mask=torch.cat(masks), positions=batch.positions, retrieve_index=None, retrieve_next_token=None,
+        retrieve_next_sibling=None, retrieve_cum_len=None, spec_steps=DRAFTS - 1, topk=1, draft_token_num=DRAFTS,
+        capture_hidden_mode=CaptureHiddenMode.FULL, seq_lens_sum=None, seq_lens_cpu=None,
+    )
+    return dataclasses.replace(batch, spec_info=spec_info)
+
+
 def as_dflash(batch):
     """The step with the verify input that DFLASH's and DSPARK's workers make."""
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
@@ -68,8 +84,11 @@ def main(checkpoint: Path) -> dict:
     prompts = [torch.randint(3, 500, (length,), generator=generator).tolist() for length in (3, 70)]
     rows, prefix_lens, _ = verify.prefill(prompts, room=2 * DRAFTS)
     drafts = torch.randint(3, 500, (len(prompts), DRAFTS), generator=generator)
-    batch = verify.verify_batch(drafts, rows, prefix_lens, full=True)
-    for name, step in {"ngram": batch, "dflash": as_dflash(batch)}.items():
+
+    def step_of(requests: int):
+        return verify.verify_batch(drafts[:requests], rows[:requests], prefix_lens[:requests], full=True)
+
+    for name, step in {"eagle3": as_eagle3(step_of(2)), "dflash": as_dflash(step_of(1))}.items():
         ours = verify.forward(step)
         form = recorder.form()
         theirs = verify.forward_originally(step)
@@ -80,7 +99,7 @@ def main(checkpoint: Path) -> dict:
         }
     null = verify.forward(verify.verify_batch(drafts, rows, prefix_lens))
     facts["null_has_hidden_states"] = null.hidden_states is not None
-    ragged = as_ragged(batch)
+    ragged = as_ragged(step_of(2))
     facts["ragged_is_planned"] = built.plan(ragged.input_ids, ragged) is not None
     counts = built.coverage.counts()
     facts["executed"], facts["fallbacks"] = counts.executed, counts.fallbacks
@@ -88,7 +107,7 @@ def main(checkpoint: Path) -> dict:
     facts["can_dflash"] = hasattr(model, "set_dflash_layers_to_capture") or hasattr(model, "set_dspark_layers_to_capture")
     verify.install(planted=CAPTURES_OUTPUT)
     try:
-        verify.forward(batch)
+        verify.forward(as_dflash(step_of(2)))
     except RuntimeError as error:
         facts["refusal"] = str(error)
     return facts

@@ -23,7 +23,8 @@ from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3
 from sgl_lowlatency.guard.speculation import CHAIN_BACKENDS
 
 RUNNER = Path(__file__).with_name("aux_runner.py")
-ROWS, HIDDEN, BF16 = 8, TinyModel().hidden_size, "torch.bfloat16"
+ROWS = {"eagle3": 8, "dflash": 4}  # of the steps with their verify inputs, two requests and one
+HIDDEN, BF16 = TinyModel().hidden_size, "torch.bfloat16"
 on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="host emulation is not installed on a machine with a GPU")
 
 
@@ -39,20 +40,20 @@ def facts(request, tmp_path_factory):
 
 
 @on_the_cpu
-@pytest.mark.parametrize("algorithm", ["ngram", "dflash"])
+@pytest.mark.parametrize("algorithm", ROWS)
 def test_the_fifth_argument_is_what_the_model_gives_packed(facts, algorithm):
     """The model gives a list in the order of its layers, whatever order they were named in; ours is that, packed."""
     assert facts["layers_to_capture"] == [2, 0, 1, 4, 2], "an output is the input of the layer behind it"
-    got = facts[algorithm]
-    assert got["theirs"] == {"type": "AuxHiddenStateList", "dtypes": [BF16] * 3, "shapes": [[ROWS, HIDDEN]] * 3}
-    assert got["ours"] == {"type": "Tensor", "dtypes": [BF16], "shapes": [[ROWS, 3 * HIDDEN]]}
+    got, rows = facts[algorithm], ROWS[algorithm]
+    assert got["theirs"] == {"type": "AuxHiddenStateList", "dtypes": [BF16] * 3, "shapes": [[rows, HIDDEN]] * 3}
+    assert got["ours"] == {"type": "Tensor", "dtypes": [BF16], "shapes": [[rows, 3 * HIDDEN]]}
 
 
 @on_the_cpu
-@pytest.mark.parametrize("algorithm", ["ngram", "dflash"])
+@pytest.mark.parametrize("algorithm", ROWS)
 def test_a_draft_is_handed_what_the_model_would_hand_it(facts, algorithm):
     got = facts[algorithm]
-    assert got["shapes"] == [[ROWS, 3 * HIDDEN]] * 2
+    assert got["shapes"] == [[ROWS[algorithm], 3 * HIDDEN]] * 2
     embedding, *inside = got["distances"]
     assert embedding == 0.0 and len(inside) == 2 and all(0 < distance < 0.03 for distance in inside), got
     assert got["logits"] < 0.05
@@ -60,7 +61,7 @@ def test_a_draft_is_handed_what_the_model_would_hand_it(facts, algorithm):
 
 @on_the_cpu
 def test_steps_are_ours_and_ragged_ones_are_not(facts):
-    assert facts["executed"] == {str(ROWS): 3}, "of NGRAM, of DFLASH, and one that wants no hidden states"
+    assert facts["executed"] == {"8": 2, "4": 1}, "of EAGLE3, of DFLASH, and one of two requests that wants no hidden states"
     assert not facts["null_has_hidden_states"] and not facts["ragged_is_planned"]
     assert facts["fallbacks"] == {"prefill": 2, "a ragged verify step": 1}
     assert facts["layers_after_the_self_check"] == facts["layers_to_capture"]
