@@ -61,7 +61,7 @@ def make_model(shape, dtype: torch.dtype, family: str = "qwen3") -> tuple[Geomet
 
 @torch.no_grad()
 def decode_step(geometry: Geometry, model: torch.nn.Module, lengths: list[int], seed: int) -> tuple[StepInputs, StepOutputs]:
-    """A prefill of length - 1 tokens and a decode step a row: the step as our oracles' inputs, and the model's outputs.
+    """A prefill of length - 1 tokens and a decode step a row: the step as our oracles' inputs, and the model's outputs, aux of all layers.
 
     KV of the prefill lies in scattered slots of a pool whose other slots are NaN, in the model's dtype.
     """
@@ -71,7 +71,7 @@ def decode_step(geometry: Geometry, model: torch.nn.Module, lengths: list[int], 
     req_to_token = torch.zeros(len(lengths), max(lengths), dtype=torch.int32)
     pool = (1 + sum(lengths), geometry.num_kv_heads, geometry.head_dim)
     k_buffers, v_buffers = ([torch.full(pool, float("nan"), dtype=dtype) for _ in range(geometry.num_layers)] for _ in range(2))
-    tokens, hidden, logits, new_slots = [], [], [], []
+    tokens, hidden, logits, new_slots, entered = [], [], [], [], []
     k_rows = torch.empty(geometry.num_layers, len(lengths), *pool[1:], dtype=dtype)
     v_rows = torch.empty_like(k_rows)
     for row, length in enumerate(lengths):
@@ -88,10 +88,11 @@ def decode_step(geometry: Geometry, model: torch.nn.Module, lengths: list[int], 
         tokens.append(int(ids[0, -1]))
         new_slots.append(int(own[-1]))
         hidden.append(step.hidden_states[-1][0, -1])
+        entered.append(torch.stack([states[0, -1] for states in step.hidden_states[:-1]]))  # entry i enters layer i
         logits.append(step.logits[0, -1])
     inputs = StepInputs(
         input_ids=torch.tensor(tokens), positions=torch.tensor(lengths) - 1, seq_lens=torch.tensor(lengths),
         req_pool_indices=torch.arange(len(lengths)), out_cache_loc=torch.tensor(new_slots), req_to_token=req_to_token,
         k_buffers=k_buffers, v_buffers=v_buffers,
     )
-    return inputs, StepOutputs(torch.stack(hidden), k_rows, v_rows, torch.stack(logits))
+    return inputs, StepOutputs(torch.stack(hidden), k_rows, v_rows, torch.stack(logits), torch.stack(entered, dim=1))

@@ -62,8 +62,9 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
   require(std::memcmp(&stream, &p.stream, sizeof(stream)) == 0, "stream is not stream_layout of geometry and rows");
   require(p.generation_bytes >= at.total_bytes && p.generation_bytes % 128 == 0,
           "generation_bytes " + text(p.generation_bytes) + " does not hold the " + text(at.total_bytes) + " bytes of a generation in 128-byte units");
-  require((p.aux_out != nullptr) == (p.aux_columns > 0), "aux_out is there where aux_columns " + text(p.aux_columns) + " is positive, and null elsewhere");
-  require(p.aux_columns % g.hidden == 0, "aux_columns " + text(p.aux_columns) + " is not a multiple of hidden " + text(g.hidden));
+  require(p.aux_columns >= 0 && p.aux_columns % g.hidden == 0 && p.aux_columns / g.hidden <= g.num_layers,
+          "aux_columns " + text(p.aux_columns) + " are not those of 0.." + text(g.num_layers) + " layers of " + text(g.hidden));
+  require((p.aux_out != nullptr) == (p.aux_columns > 0), "aux_out is there where layers are captured, and null elsewhere");
   require((p.scales != nullptr) == is_fp8, "scales are there for FP8 weights, and null for bf16");
   const void* const pointers[] = {
       p.layers, p.maps, p.kv, p.tiles, p.embedding, p.final_norm, p.cos_sin,

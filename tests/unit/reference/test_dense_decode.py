@@ -1,4 +1,4 @@
-"""The oracle equals Hugging Face's models in float32: hidden, logits and K/V rows of a decode step."""
+"""The oracle equals Hugging Face's models in float32: hidden, logits, K/V rows and the stream between layers of a decode step."""
 
 import pytest
 import torch
@@ -28,8 +28,8 @@ def float32(weights: DecodeStepWeights) -> DecodeStepWeights:
 def test_float32_oracle_is_transformers(shape, family):
     geometry, weights, model = transformers_models.make_model(shape, torch.float32, family)
     inputs, expected = transformers_models.decode_step(geometry, model, [1, 2, 17, 65], seed=7)
-    ours = dense_decode.decode_step(geometry, float32(weights), inputs, torch.float32, model.lm_head.weight.detach())
-    for name in ("hidden", "k_rows", "v_rows", "logits"):
+    ours = dense_decode.decode_step(geometry, float32(weights), inputs, torch.float32, model.lm_head.weight.detach(), captured=range(3))
+    for name in ("hidden", "k_rows", "v_rows", "logits", "aux"):
         actual, wanted = getattr(ours, name), getattr(expected, name)
         assert actual.shape == wanted.shape
         assert float((actual - wanted).abs().max() / wanted.abs().max()) < 1e-5, name

@@ -43,6 +43,20 @@ def test_stop_after_leaves_the_rest_unwritten():
     assert bool(interpreter.buffer("activation", 0).isfinite().all())
 
 
+@pytest.mark.parametrize("captured", [[0], [1], [0, 1]], ids=str)
+def test_captured_layers_pass_the_gate_and_one_that_nobody_fills_does_not(captured):
+    interpreter = PlanInterpreter(PLAN, WEIGHTS, INPUTS.clone(), captured)
+    ours = interpreter.run()
+    standard, oracle = (module.decode_step(GEOMETRY, WEIGHTS, INPUTS, captured=captured) for module in (standard_path, dense_decode))
+    report = compare(ours, standard, oracle)
+    assert report.passed, str(report)
+    assert [figure.output for figure in report.figures if figure.output.startswith("aux")] == [f"aux[{i}]" for i in range(len(captured))]
+    down = dataclasses.replace(PLAN.op("down"), tiles=tuple((begin, max(count - 1, 0)) for begin, count in PLAN.op("down").tiles))
+    plan = dataclasses.replace(PLAN, ops=tuple(down if op.name == "down" else op for op in PLAN.ops))
+    lost = PlanInterpreter(plan, WEIGHTS, INPUTS.clone(), captured).run()
+    assert all(bool(layer.isnan().any()) for layer in lost.aux) and not compare(lost, standard, oracle).passed
+
+
 def test_the_embedding_is_handed_over_as_layer_minus_one():
     interpreter, _ = run(PLAN, stop_after=(0, "qkv"))
     embedded = WEIGHTS.embedding[INPUTS.input_ids]
