@@ -61,7 +61,10 @@ class Runner:
         self.device = weights.embedding.device
         chains = rows_per_request or {}
         self.plans = {
-            r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), weights.element_bytes) for r in rows
+            r: make_plan(
+                geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), weights.element_bytes, weights.lm_head is not None
+            )
+            for r in rows
         }
         for plan in self.plans.values():
             assert bool(validate(plan)) == refused, validate(plan)
@@ -70,23 +73,26 @@ class Runner:
     def attach(self, inputs: StepInputs) -> None:
         self.kernel.attach_kv(inputs.k_buffers, inputs.v_buffers, inputs.req_to_token)
 
-    def launch(self, inputs: StepInputs, hidden: torch.Tensor) -> None:
+    def launch(self, inputs: StepInputs, hidden: torch.Tensor, logits: torch.Tensor | None = None) -> None:
         stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
         self.kernel.launch(
             inputs.rows, inputs.input_ids, inputs.positions, inputs.seq_lens, inputs.req_pool_indices, inputs.out_cache_loc,
-            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix,
+            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix, logits=logits,
         )
 
-    def run(self, inputs: StepInputs) -> StepOutputs:
-        """One step on a copy; checks that of the KV pool only the new tokens' rows changed."""
+    def run(self, inputs: StepInputs, with_logits: bool = True) -> StepOutputs:
+        """One step on a copy, with logits where the weights have an LM head; checks that of the KV pool only the new tokens' rows changed."""
         used = inputs.clone()
         self.attach(used)
         hidden = torch.full((inputs.rows, self.geometry.hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
-        self.launch(used, hidden)
+        logits = None
+        if with_logits and self.weights.lm_head is not None:
+            logits = torch.full((inputs.rows, self.geometry.vocab), float("nan"), device=self.device)
+        self.launch(used, hidden, logits)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         assert_pool_untouched(inputs, used)
-        return StepOutputs(hidden, *read_kv_rows(used))
+        return StepOutputs(hidden, *read_kv_rows(used), logits)
 
 
 def with_subnormal_codes(weights: DecodeStepWeights, seed: int) -> DecodeStepWeights:
@@ -129,24 +135,28 @@ def gate(
 
     Of FP8 weights the measure leaves SGLang's rounding of activations to FP8 out: ours are bf16. rows: compare only the first rows of each step.
     """
+    lm_head = None if weights.lm_head is None else weights.lm_head[: geometry.vocab]
     arms = [
         ours,
-        [standard_path.decode_step(geometry, weights, step, rounds_activations=False) for step in steps],
-        [dense_decode.decode_step(geometry, weights, step, torch.float64) for step in steps],
+        [standard_path.decode_step(geometry, weights, step, lm_head, rounds_activations=False) for step in steps],
+        [dense_decode.decode_step(geometry, weights, step, torch.float64, lm_head) for step in steps],
     ]
     return compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
 
 
 def first_rows(outputs: StepOutputs, rows: int | None) -> StepOutputs:
-    return StepOutputs(outputs.hidden[:rows], outputs.k_rows[:, :rows], outputs.v_rows[:, :rows])
+    logits = None if outputs.logits is None else outputs.logits[:rows]
+    return StepOutputs(outputs.hidden[:rows], outputs.k_rows[:, :rows], outputs.v_rows[:, :rows], logits)
 
 
 def join(outputs: list[StepOutputs]) -> StepOutputs:
+    logits = None if outputs[0].logits is None else torch.cat([o.logits for o in outputs])
     return StepOutputs(
-        torch.cat([o.hidden for o in outputs]), torch.cat([o.k_rows for o in outputs], 1), torch.cat([o.v_rows for o in outputs], 1)
+        torch.cat([o.hidden for o in outputs]), torch.cat([o.k_rows for o in outputs], 1), torch.cat([o.v_rows for o in outputs], 1), logits
     )
 
 
 def same_bits(a: StepOutputs, b: StepOutputs) -> bool:
-    """Whether two outputs are bitwise equal."""
-    return all(torch.equal(getattr(a, name).view(torch.int16), getattr(b, name).view(torch.int16)) for name in ("hidden", "k_rows", "v_rows"))
+    """Whether two outputs are bitwise equal, logits where both have them."""
+    names = ["hidden", "k_rows", "v_rows"] + ["logits"] * (a.logits is not None and b.logits is not None)
+    return all(torch.equal(getattr(a, name).view(torch.int16), getattr(b, name).view(torch.int16)) for name in names)

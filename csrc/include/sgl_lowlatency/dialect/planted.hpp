@@ -20,6 +20,7 @@ enum class Planted : int32_t {
   kSiblingPosition = 12, // the keys of a request's new tokens are all rotated by the position of its first row
   kWrongScaleBlock = 13, // FP8: a block of weights gets the scale of the next block of K
   kGateScaleForUp = 14,  // FP8: the up rows of a gate_up tile get the scale of the gate rows
+  kUnscaledHead = 15,    // logits without the factor 1 / rms
 };
 
 }  // namespace sgl_lowlatency::dialect
