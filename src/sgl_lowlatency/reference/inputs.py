@@ -74,11 +74,11 @@ def random_weights(
     )
     if not has_lm_head:
         return weights
-    rows = torch.zeros(-g.vocab % abi.TILE_ROWS, g.hidden, dtype=torch.bfloat16, device=device)
-    if g.tied_head:
-        padded = torch.cat((weights.embedding, rows))
-        return dataclasses.replace(weights, embedding=padded[: g.vocab], lm_head=padded)
-    return dataclasses.replace(weights, lm_head=torch.cat((matrix(g.vocab, g.hidden), rows)))
+    head = weights.embedding if g.tied_head else matrix(g.vocab, g.hidden)
+    if g.vocab % abi.TILE_ROWS:
+        head = torch.cat((head, torch.zeros(-g.vocab % abi.TILE_ROWS, g.hidden, dtype=torch.bfloat16, device=device)))
+    embedding = head[: g.vocab] if g.tied_head else weights.embedding
+    return dataclasses.replace(weights, embedding=embedding, lm_head=head)
 
 
 def random_step(

@@ -1,4 +1,4 @@
-// decode_step: one decode step of a Llama-like dense model, embedding to final norm, in one persistent launch. DESIGN.md has the reasons.
+// decode_step: one decode step of a Llama-like dense model, embedding to logits, in one persistent launch. DESIGN.md has the reasons.
 //
 //   x = embedding[input_ids]
 //   per layer: x += out_proj(attention(rope(qk_norm(qkv(rms_norm(x)) + bias))));  x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
@@ -54,7 +54,7 @@ struct DecodeStep {
       }
       uint32_t word[1];
       dialect::load_words(word, stream_words(step.p, step.s, input_stream<kOp>(step.p, layer), step.p.stream.x).buffer + stream_word(tile, m, n));
-      // Of the norm behind the last layer, nobody reads the scaled stream.
+      // Scaled by the norm behind the last layer, the stream is the LM head's operand.
       const bool is_last = kOp == abi::kOpDown && layer + 1 == step.p.geometry.num_layers;
       const bf16* const norm = kOp == abi::kOpOutProj ? layer_tables(step.s, layer).weights.post_norm
                                : is_last              ? step.p.final_norm
