@@ -165,6 +165,11 @@ def test_what_does_not_fit_is_refused():
         runner.launch(step, hidden, logits[:, 1:])
     with pytest.raises(ValueError, match="logits: dtype torch.bfloat16 is not torch.float32"):
         runner.launch(step, hidden, logits.bfloat16())
+    params = runner.kernel._params[1]
+    for k_panel, num_tiles, reason in ((256, 0, r"logits are asked for, and ops\[4\] has no tiles"), (256, 31, r"ops\[4\].num_tiles 31 is not 32")):
+        params.set_op(abi.HEAD_OP, 256, k_panel, num_tiles)
+        with pytest.raises(ValueError, match=reason):
+            runner.launch(step, hidden, logits)
     weights = dataclasses.replace(runner.weights, lm_head=runner.weights.lm_head[:-8])
     with pytest.raises(ValueError, match="lm_head: 504 rows do not hold a vocabulary of 512 in tiles of 16 rows"):
         make(geometry, 1, weights=weights)
