@@ -168,7 +168,9 @@ void bind_abi(py::module_& m) {
       .def_property("weights", [](const abi::DecodeStepParams& p) { return static_cast<int32_t>(p.weights); },
                     [](abi::DecodeStepParams& p, int32_t format) { p.weights = static_cast<abi::WeightFormat>(format); })
       .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles) {
-        if (op >= abi::kNumMatrices) throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumMatrices));
+        if (op >= abi::kNumMatrices) {
+          throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumMatrices));
+        }
         p.ops[op] = {k_extent, k_panel, num_tiles};
       }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"));
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)

@@ -19,7 +19,7 @@ WITHHELD_SIGNAL, MASK_OFF_BY_ONE, UNSCALED_HEAD = 3, 8, 15  # dialect::Planted
     "planted, self_check, message",
     [
         (MASK_OFF_BY_ONE, "1", r"decode_step self-check failed, the server is refused: 1 rows, .* is not within 0\.12"),
-        (UNSCALED_HEAD, "1", r"decode_step self-check failed, the server is refused: 1 rows, .* FAILED: logits\.relative_l2 \S+ is not within 0\.12 \("),
+        (UNSCALED_HEAD, "1", r"self-check failed, the server is refused: 1 rows, .* FAILED: logits\.relative_l2 \S+ is not within 0\.12 \("),
         (WITHHELD_SIGNAL, "0", r"decode_step stopped: rank 0, SM \d, block \d waited \d+\.\d+ s for word \d+ of edge 'out_proj' of layer 0 \(residual stream after attention\)"),
     ],
     ids=["wrong", "wrong logits", "hanging"],

@@ -24,7 +24,8 @@ def table(content: dict) -> str:
         lines.append(
             f"{row['model']:14s} {row['rows']:4d} {row['context']:7d} {stats.median(on):8.4f} {row['floor_ms']:8.4f}"
             f" {row['on_floor_share']:6.3f} {stats.spread(on):7.2%} {row['head_ms']:8.4f} {stats.median(with_head):9.4f}"
-            f" {row['step_head_floor_ms']:8.4f} {row['step_head_floor_share']:6.3f} {stats.median(row['step_cublas_ms']):9.4f}  {'; '.join(row['problems']) or '-'}"
+            f" {row['step_head_floor_ms']:8.4f} {row['step_head_floor_share']:6.3f} {stats.median(row['step_cublas_ms']):9.4f}"
+            f"  {'; '.join(row['problems']) or '-'}"
         )
     return "\n".join(lines)
 

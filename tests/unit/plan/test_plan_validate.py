@@ -276,7 +276,8 @@ def test_a_head_of_several_panels_needs_an_accumulator():
 
 
 def test_a_head_that_waits_for_nothing():
-    edges = tuple(e if e.name != "down" else dataclasses.replace(e, consumers=tuple(c for c in e.consumers if c[0] != "head")) for e in HEAD_PLAN.edges)
+    others = tuple(consumer for consumer in HEAD_PLAN.edge("down").consumers if consumer[0] != "head")
+    edges = tuple(dataclasses.replace(e, consumers=others) if e.name == "down" else e for e in HEAD_PLAN.edges)
     errors = validate(dataclasses.replace(HEAD_PLAN, edges=edges))
     assert errors == [
         "phase head waits for no edge", *(f"buffer {name}: head reads it without waiting for edge down" for name in ("end_scaled", "end_squares"))

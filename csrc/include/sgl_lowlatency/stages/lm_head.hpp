@@ -35,8 +35,8 @@ SGL_DEVICE void final_norm(const DecodeStepParams& p, const Shared& s) {
 // With a head: every block has 1 / rms(x) of all rows, and takes its share of all words, a thread one or two of them.
 // Entry: all consumer threads; a barrier has published Row::inverse_rms.
 SGL_DEVICE void final_norm_share(const DecodeStepParams& p, const Shared& s) {
-  const int32_t row_words = p.geometry.hidden / 2;
-  for (int32_t i = dialect::block_idx() * kConsumerThreads + dialect::thread_idx(); i < p.rows * row_words; i += dialect::grid_dim() * kConsumerThreads) {
+  const int32_t row_words = p.geometry.hidden / 2, first = dialect::block_idx() * kConsumerThreads + dialect::thread_idx();
+  for (int32_t i = first; i < p.rows * row_words; i += dialect::grid_dim() * kConsumerThreads) {
     store_hidden(p, s, i / row_words, i % row_words);
   }
 }

@@ -12,8 +12,8 @@
 //           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request).
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
-//           norm, and the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
-//           lengths), and behind its first gate_up tiles the layer's upkeep.
+//           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
+//           the attention items (cut on the device from the lengths), and behind its first gate_up tiles the layer's upkeep.
 // Hand-over every word is its own flag (sync/handover.hpp): a phase polls the words it needs and stores its results, no more.
 //           Words are used again kGenerations layers later, cleared and ordered meanwhile (stages/generations.hpp).
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
