@@ -113,7 +113,7 @@ void bind_abi(py::module_& m) {
   SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
   SGL_CONSTANT(kWarpTokens); SGL_CONSTANT(kUnwritten); SGL_CONSTANT(kGenerations); SGL_CONSTANT(kClearAhead);
   SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages); SGL_CONSTANT(kPanelPadBytes);
-  SGL_CONSTANT(kNumEdges); SGL_CONSTANT(kScaleBlock); SGL_CONSTANT(kMaxScaledPanelK);
+  SGL_CONSTANT(kNumEdges); SGL_CONSTANT(kOpHead); SGL_CONSTANT(kScaleBlock); SGL_CONSTANT(kMaxScaledPanelK);
 #undef SGL_CONSTANT
   a.attr("kWeightFormats") = std::map<std::string, int32_t>{
       {"bf16", abi::kWeightsBf16}, {"fp8_block", abi::kWeightsFp8Block}, {"fp8_channel", abi::kWeightsFp8Channel}};
@@ -183,13 +183,15 @@ void bind_abi(py::module_& m) {
       .def_property("weights", [](const abi::DecodeStepParams& p) { return static_cast<int32_t>(p.weights); },
                     [](abi::DecodeStepParams& p, int32_t format) { p.weights = static_cast<abi::WeightFormat>(format); })
       .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles) {
-        if (op >= abi::kNumOps) throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumOps));
+        if (op >= abi::kNumMatrices) {
+          throw std::invalid_argument("op " + std::to_string(op) + " is not one of the " + std::to_string(abi::kNumMatrices));
+        }
         p.ops[op] = {k_extent, k_panel, num_tiles};
       }, py::arg("op"), py::arg("k_extent"), py::arg("k_panel"), py::arg("num_tiles"));
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
   SGL_POINTER(layers); SGL_POINTER(scales); SGL_POINTER(maps); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
   SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc);
-  SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out); SGL_POINTER(aux_out);
+  SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out); SGL_POINTER(aux_out); SGL_POINTER(logits);
   SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
   m.def("pack_layer_weights", &pack_table<abi::LayerWeights, int64_t, 6>,

@@ -64,7 +64,10 @@ class Runner:
         self.device = weights.embedding.device
         chains = rows_per_request or {}
         self.plans = {
-            r: make_plan(geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), weights.element_bytes) for r in rows
+            r: make_plan(
+                geometry, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), weights.element_bytes, weights.lm_head is not None
+            )
+            for r in rows
         }
         for plan in self.plans.values():
             assert bool(validate(plan)) == refused, validate(plan)
@@ -74,35 +77,45 @@ class Runner:
     def attach(self, inputs: StepInputs) -> None:
         self.kernel.attach_kv(inputs.k_buffers, inputs.v_buffers, inputs.req_to_token)
 
-    def launch(self, inputs: StepInputs, hidden: torch.Tensor, aux: torch.Tensor | None = None) -> None:
+    def launch(
+        self, inputs: StepInputs, hidden: torch.Tensor, aux: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> None:
         stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
         self.kernel.launch(
             inputs.rows, inputs.input_ids, inputs.positions, inputs.seq_lens, inputs.req_pool_indices, inputs.out_cache_loc,
-            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix, aux_out=aux,
+            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix, aux_out=aux, logits=logits,
         )
 
-    def run(self, inputs: StepInputs) -> StepOutputs:
-        """One step on a copy; checks that of the KV pool only the new tokens' rows changed."""
+    def run(self, inputs: StepInputs, with_logits: bool = True) -> StepOutputs:
+        """One step on a copy, with logits where the weights have an LM head; checks that of the KV pool only the new tokens' rows changed."""
         used = inputs.clone()
         self.attach(used)
-        hidden, aux = self.poisoned_outputs(inputs.rows)
-        self.launch(used, hidden, aux)
+        hidden, aux, logits = self.poisoned_outputs(inputs.rows, with_logits)
+        self.launch(used, hidden, aux, logits)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         assert_pool_untouched(inputs, used)
-        return self.outputs(used, hidden, aux)
+        return self.outputs(used, hidden, aux, logits)
 
-    def poisoned_outputs(self, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """hidden [rows, hidden] and, where layers are captured, aux [rows, layers * hidden], all NaN."""
+    def poisoned_outputs(
+        self, rows: int, with_logits: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """hidden [rows, hidden]; where layers are captured, aux [rows, layers * hidden]; where the weights have an LM head, logits [rows, vocab];
+        all NaN."""
         num = len(self.kernel.captured)
-        shapes = ((rows, self.geometry.hidden), (rows, num * self.geometry.hidden))
-        hidden, aux = (torch.full(shape, float("nan"), dtype=torch.bfloat16, device=self.device) for shape in shapes)
-        return hidden, aux if num else None
 
-    def outputs(self, used: StepInputs, hidden: torch.Tensor, aux: torch.Tensor | None) -> StepOutputs:
+        def poisoned(width: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.full((rows, width), float("nan"), dtype=dtype, device=self.device)
+
+        hidden = poisoned(self.geometry.hidden, torch.bfloat16)
+        aux = poisoned(num * self.geometry.hidden, torch.bfloat16) if num else None
+        has_logits = with_logits and self.weights.lm_head is not None
+        return hidden, aux, poisoned(self.geometry.vocab, torch.float32) if has_logits else None
+
+    def outputs(self, used: StepInputs, hidden: torch.Tensor, aux: torch.Tensor | None, logits: torch.Tensor | None) -> StepOutputs:
         """What a launch on `used` left, aux by layer."""
         layers = None if aux is None else aux.view(used.rows, -1, self.geometry.hidden).transpose(0, 1)
-        return StepOutputs(hidden, *read_kv_rows(used), aux=layers)
+        return StepOutputs(hidden, *read_kv_rows(used), logits, layers)
 
 
 def with_subnormal_codes(weights: DecodeStepWeights, seed: int) -> DecodeStepWeights:
@@ -147,28 +160,31 @@ def gate(
     Of FP8 weights the measure leaves SGLang's rounding of activations to FP8 out: ours are bf16. rows: compare only the first rows of each step.
     captured: the layers whose inputs ours have.
     """
+    lm_head = None if weights.lm_head is None else weights.lm_head[: geometry.vocab]
     arms = [
         ours,
-        [standard_path.decode_step(geometry, weights, step, rounds_activations=False, captured=captured) for step in steps],
-        [dense_decode.decode_step(geometry, weights, step, torch.float64, captured=captured) for step in steps],
+        [standard_path.decode_step(geometry, weights, step, lm_head, rounds_activations=False, captured=captured) for step in steps],
+        [dense_decode.decode_step(geometry, weights, step, torch.float64, lm_head, captured=captured) for step in steps],
     ]
     return compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
 
 
 def first_rows(outputs: StepOutputs, rows: int | None) -> StepOutputs:
+    logits = None if outputs.logits is None else outputs.logits[:rows]
     aux = None if outputs.aux is None else outputs.aux[:, :rows]
-    return StepOutputs(outputs.hidden[:rows], outputs.k_rows[:, :rows], outputs.v_rows[:, :rows], aux=aux)
+    return StepOutputs(outputs.hidden[:rows], outputs.k_rows[:, :rows], outputs.v_rows[:, :rows], logits, aux)
 
 
 def join(outputs: list[StepOutputs]) -> StepOutputs:
+    logits = None if outputs[0].logits is None else torch.cat([o.logits for o in outputs])
     aux = None if outputs[0].aux is None else torch.cat([o.aux for o in outputs], 1)
     return StepOutputs(
-        torch.cat([o.hidden for o in outputs]), torch.cat([o.k_rows for o in outputs], 1), torch.cat([o.v_rows for o in outputs], 1), aux=aux
+        torch.cat([o.hidden for o in outputs]), torch.cat([o.k_rows for o in outputs], 1), torch.cat([o.v_rows for o in outputs], 1), logits, aux
     )
 
 
 def same_bits(a: StepOutputs, b: StepOutputs) -> bool:
-    """Whether two outputs are bitwise equal, aux too, which both have or neither."""
+    """Whether two outputs are bitwise equal: aux too, which both have or neither, and logits where both have them."""
     assert (a.aux is None) == (b.aux is None)
-    names = ("hidden", "k_rows", "v_rows", *([] if a.aux is None else ["aux"]))
+    names = ["hidden", "k_rows", "v_rows"] + ["logits"] * (a.logits is not None and b.logits is not None) + ["aux"] * (a.aux is not None)
     return all(torch.equal(getattr(a, name).view(torch.int16), getattr(b, name).view(torch.int16)) for name in names)

@@ -29,17 +29,23 @@ CUT = {
 
 
 @functools.lru_cache(maxsize=1)
-def weights_of(name: str, seed: int, weight_format: str = "bf16"):
-    """Weights on the GPU, of one geometry at a time: two layers of 32B and their float64 copies are large."""
+def weights_of(name: str, seed: int, weight_format: str = "bf16", head_vocab: int = 0):
+    """Weights on the GPU, of one geometry at a time: two layers of 32B and their float64 copies are large. head_vocab: with an LM head of this
+    vocabulary."""
     gc.collect()
     torch.cuda.empty_cache()
-    return random_weights(CUT[name], seed, "cuda", weight_format=weight_format, **FAMILIES[name.split("-")[0].split(".")[0]])
+    kinds = {"weight_format": weight_format, "has_lm_head": head_vocab > 0, **FAMILIES[name.split("-")[0].split(".")[0]]}
+    return random_weights(geometry_of(name, head_vocab), seed, "cuda", **kinds)
 
 
-def gpu_runner(name: str, seed: int, rows: tuple[int, ...], weight_format: str = "bf16", **options) -> Runner:
+def geometry_of(name: str, head_vocab: int = 0) -> Geometry:
+    return dataclasses.replace(CUT[name], vocab=head_vocab) if head_vocab else CUT[name]
+
+
+def gpu_runner(name: str, seed: int, rows: tuple[int, ...], weight_format: str = "bf16", head_vocab: int = 0, **options) -> Runner:
     properties = torch.cuda.get_device_properties(0)
     return Runner(
-        CUT[name], weights_of(name, seed, weight_format), rows, grid=properties.multi_processor_count,
+        geometry_of(name, head_vocab), weights_of(name, seed, weight_format, head_vocab), rows, grid=properties.multi_processor_count,
         shared_memory_bytes=properties.shared_memory_per_block_optin, **options,
     )
 
@@ -55,20 +61,20 @@ def copy_into(static: StepInputs, new: StepInputs) -> None:
 
 
 def require_replays_equal_eager(runner: Runner, steps: list[StepInputs]) -> None:
-    """One captured step, replayed on the inputs of each of `steps` in turn, ten times, gives the bits of eager launches."""
+    """One captured step, replayed on the inputs of each of `steps` in turn, ten times, gives the bits of eager launches, logits included."""
     eager = [runner.run(step) for step in steps]
     static = steps[0].clone()
-    hidden, aux = runner.poisoned_outputs(static.rows)
+    hidden, aux, logits = runner.poisoned_outputs(static.rows)
     runner.attach(static)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        runner.launch(static, hidden, aux)
+        runner.launch(static, hidden, aux, logits)
     for _ in range(10):
         for idx, step in enumerate(steps):
             copy_into(static, step)
-            for output in (hidden, aux):
+            for output in (hidden, aux, logits):
                 if output is not None:
                     output.fill_(float("nan"))
             graph.replay()
             torch.cuda.synchronize()
-            assert same_bits(runner.outputs(static, hidden, aux), eager[idx]), f"step {idx}"
+            assert same_bits(runner.outputs(static, hidden, aux, logits), eager[idx]), f"step {idx}"

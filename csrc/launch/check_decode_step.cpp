@@ -37,20 +37,31 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
   require(p.deadline_ns > 0, "deadline_ns is 0");
   require(p.weights >= 0 && p.weights < abi::kNumWeightFormats, "weights " + text(p.weights) + " is no WeightFormat");
   const bool is_fp8 = p.weights != abi::kWeightsBf16;
-  const int32_t stage_k = abi::stage_k(abi::element_bytes(p.weights)), q_size = g.num_q_heads * g.head_dim;
+  const int32_t q_size = g.num_q_heads * g.head_dim;
   const int32_t k_extent[abi::kNumOps] = {g.hidden, q_size, g.hidden, g.intermediate};
   const int32_t num_tiles[abi::kNumOps] = {(g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim / abi::kTileRows, g.hidden / abi::kTileRows,
                                            2 * g.intermediate / abi::kTileRows, g.hidden / abi::kTileRows};
-  for (int32_t op = 0; op < abi::kNumOps; ++op) {
+  const auto check_op = [&](int32_t op, int32_t wanted_k, int32_t wanted_tiles, int32_t stage_k) {
     const abi::OpPlan& o = p.ops[op];
     const std::string name = "ops[" + text(op) + "].";
-    require(o.k_extent == k_extent[op], name + "k_extent " + text(o.k_extent) + " is not " + text(k_extent[op]));
-    require(o.num_tiles == num_tiles[op], name + "num_tiles " + text(o.num_tiles) + " is not " + text(num_tiles[op]));
+    require(o.k_extent == wanted_k, name + "k_extent " + text(o.k_extent) + " is not " + text(wanted_k));
+    require(o.num_tiles == wanted_tiles, name + "num_tiles " + text(o.num_tiles) + " is not " + text(wanted_tiles));
     require(o.k_panel == o.k_extent || (o.k_panel > 0 && o.k_panel < o.k_extent && o.k_panel % stage_k == 0),
             name + "k_panel " + text(o.k_panel) + " is neither all of K nor a multiple of " + text(stage_k));
+    require(p.rows * abi::panel_row_bytes(o.k_panel) <= p.max_panel_bytes, name + "panel exceeds max_panel_bytes " + text(p.max_panel_bytes));
+  };
+  for (int32_t op = 0; op < abi::kNumOps; ++op) {
+    check_op(op, k_extent[op], num_tiles[op], abi::stage_k(abi::element_bytes(p.weights)));
+    const abi::OpPlan& o = p.ops[op];
+    const std::string name = "ops[" + text(op) + "].";
     require(!is_fp8 || o.k_extent % abi::kScaleBlock == 0, name + "k_extent " + text(o.k_extent) + " is not a multiple of " + text(abi::kScaleBlock));
     require(!is_fp8 || o.k_panel <= abi::kMaxScaledPanelK, name + "k_panel " + text(o.k_panel) + " is above " + text(abi::kMaxScaledPanelK));
-    require(p.rows * abi::panel_row_bytes(o.k_panel) <= p.max_panel_bytes, name + "panel exceeds max_panel_bytes " + text(p.max_panel_bytes));
+  }
+  const abi::OpPlan& head = p.ops[abi::kOpHead];
+  require(p.logits == nullptr || head.num_tiles > 0, "logits are asked for, and ops[" + text(abi::kOpHead) + "] has no tiles");
+  if (head.num_tiles != 0) {
+    check_op(abi::kOpHead, g.hidden, (g.vocab + abi::kTileRows - 1) / abi::kTileRows, abi::stage_k(2));
+    require(head.k_panel == head.k_extent || p.max_tiles_multi_panel > 0, "the LM head has several panels and no accumulators");
   }
   require(abi::attention_panel_bytes(g.head_dim) <= p.max_panel_bytes, "attention exceeds max_panel_bytes " + text(p.max_panel_bytes));
   const abi::SmemLayout shared = abi::smem_layout(p.rows, p.max_panel_bytes, p.max_tiles_multi_panel, p.num_stages);

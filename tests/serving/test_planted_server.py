@@ -12,16 +12,17 @@ from sgl_lowlatency.cli.server_process import ServerFailed, ServerProcess
 
 LAUNCH_PLANTED = Path(__file__).with_name("launch_planted.py")
 START_TIMEOUT_S = 300.0
-WITHHELD_SIGNAL, MASK_OFF_BY_ONE = 3, 8  # dialect::Planted
+WITHHELD_SIGNAL, MASK_OFF_BY_ONE, UNSCALED_HEAD = 3, 8, 21  # dialect::Planted
 
 
 @pytest.mark.parametrize(
     "planted, self_check, message",
     [
         (MASK_OFF_BY_ONE, "1", r"decode_step self-check failed, the server is refused: 1 rows, .* is not within 0\.12"),
+        (UNSCALED_HEAD, "1", r"self-check failed, the server is refused: 1 rows, .* FAILED: logits\.relative_l2 \S+ is not within 0\.12 \("),
         (WITHHELD_SIGNAL, "0", r"decode_step stopped: rank 0, SM \d, block \d waited \d+\.\d+ s for word \d+ of edge 'out_proj' of layer 0 \(residual stream after attention\)"),
     ],
-    ids=["wrong", "hanging"],
+    ids=["wrong", "wrong logits", "hanging"],
 )
 def test_a_planted_kernel_ends_the_server(planted, self_check, message, tiny_model, tmp_path):
     setup = server_setup.server_setup(tiny_model)

@@ -100,4 +100,5 @@ def test_start_up_says_what_serves(servers):
     log = servers.on.log_text()
     assert "NVIDIA megakernel: active (sgl_lowlatency decode_step (Qwen3 dense): decode_step for 2 layers" in log
     assert "decode_step self-check: 1 rows" in log and "FAILED" not in log
+    assert "; LM head inside; " in log
     assert "megakernel" not in servers.off.log_text().replace("enable_nvidia_megakernel", "")

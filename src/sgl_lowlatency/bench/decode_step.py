@@ -1,10 +1,11 @@
-"""Kernel-level time of `decode_step` against its byte floor, alone and with the LM head behind it.
+"""Kernel-level time of `decode_step` against its byte floor, with its LM head and without.
 
 Every layer has its own weights and its own KV, slots are scattered, weights and KV are real-scale random. A time is the median
 over groups of CUDA-graph replays between two events. The floor is the bytes of the step (floors.py) over the read bandwidth
-measured in the same process. Each case is measured twice, in turn: the step, which ends at the final norm, and one graph of the
-step followed by the LM head (lm_head.py), whose weights the step's have pushed out of the L2 cache, as in serving. Each case is
-checked: no fault, every launch counted, output finite, written in full and bitwise the same eager, replayed and replayed again.
+measured in the same process. Each case is measured three times, in turn: a launch that ends at the final norm; one that ends with the
+LM head, as served; and for comparison one graph of the first followed by the LM head as a product of its own (lm_head.py), whose
+weights the step's have pushed out of the L2 cache, as in serving. Each case is checked: no fault, every launch counted, hidden states and
+logits finite, written in full and bitwise the same eager, replayed and replayed again, logits near a float32 product.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from sgl_lowlatency.bench import floors, provenance, stats, timing
 from sgl_lowlatency.bench.inputs import Inputs, Pool
-from sgl_lowlatency.bench.lm_head import LmHead
+from sgl_lowlatency.bench.lm_head import LmHead, logits_problems
 from sgl_lowlatency.bench.results import Results
 from sgl_lowlatency.bench.shapes import Shape
 from sgl_lowlatency.build.device_limits import device_limits
@@ -29,7 +30,6 @@ from sgl_lowlatency.reference.inputs import random_weights
 
 WEIGHTS = "real-scale random, seed 0"
 WEIGHT_FORMATS = {"bf16": "bf16", "fp8": "fp8_block"}  # of --weights, as abi.WEIGHT_FORMATS names them
-LM_HEAD_SEED = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +48,18 @@ class Settings:
 
 
 class Model:
-    """The weights of a shape on a GPU, its step and its LM head."""
+    """The weights of a shape on a GPU, its step, and the LM head as a product of its own."""
 
     def __init__(self, shape: Shape, settings: Settings, device: torch.device) -> None:
         self.shape, self.settings, self.device = shape, settings, device
         limits, geometry = device_limits(device), shape.geometry
         grid = grid_for(geometry, limits.grid)
-        weights = random_weights(geometry, 0, device, shape.has_qk_norm, shape.has_qkv_bias, WEIGHT_FORMATS[settings.weights])
+        weights = random_weights(geometry, 0, device, shape.has_qk_norm, shape.has_qkv_bias, WEIGHT_FORMATS[settings.weights], has_lm_head=True)
         sizes = grid, limits.shared_memory_bytes, settings.panel_budget_bytes
-        self.plans = {rows: make_plan(geometry, rows, *sizes, element_bytes=weights.element_bytes) for rows in settings.rows}
+        self.plans = {rows: make_plan(geometry, rows, *sizes, element_bytes=weights.element_bytes, has_head=True) for rows in settings.rows}
         self.step = DecodeStep(geometry, self.plans, weights, device, deadline_s=settings.kernel_deadline_s)
-        head = weights.embedding
-        if not shape.tied_head:
-            generator = torch.Generator(device=device).manual_seed(LM_HEAD_SEED)
-            head = torch.randn(head.shape, generator=generator, device=device, dtype=torch.bfloat16).mul_(shape.hidden**-0.5)
-        self.head = LmHead(head, max(settings.rows))
+        self.head = LmHead(weights.lm_head[: shape.vocab], max(settings.rows))
+        self._logits = torch.empty((max(settings.rows), shape.vocab), dtype=torch.float32, device=device)
 
     def pool(self, context: int) -> Pool:
         """A KV pool of this context for the widest step, attached."""
@@ -70,24 +67,33 @@ class Model:
         self.step.attach_kv(pool.k, pool.v, pool.req_to_token)
         return pool
 
-    def launch(self, inputs: Inputs) -> None:
+    def launch(self, inputs: Inputs, logits: torch.Tensor | None = None) -> None:
         rows = inputs.hidden.shape[0]
-        self.step.launch(rows, *inputs.tensors, inputs.hidden, torch.cuda.current_stream().cuda_stream)
+        self.step.launch(rows, *inputs.tensors, inputs.hidden, torch.cuda.current_stream().cuda_stream, logits=logits)
 
     def launch_with_head(self, inputs: Inputs) -> None:
+        self.launch(inputs, self._logits[: inputs.hidden.shape[0]])
+
+    def launch_and_cublas(self, inputs: Inputs) -> None:
         self.launch(inputs)
         self.head.launch(inputs.hidden)
 
-    def problems(self, inputs: Inputs, replay: Callable[[], None], replay_with_head: Callable[[], None]) -> list[str]:
-        """Of an eager launch, two replays and one with the head: faults, lost launches, unwritten, non-finite or unrepeatable output."""
+    def problems(
+        self, inputs: Inputs, replay: Callable[[], None], replay_with_head: Callable[[], None], replay_and_cublas: Callable[[], None]
+    ) -> list[str]:
+        """Of an eager launch and replays of all kinds: faults, lost launches, unwritten, non-finite, wrong or unrepeatable output."""
         rows = inputs.hidden.shape[0]
-        before, outputs = self.step.executed().get(rows, 0), []
-        runs = (lambda: self.launch(inputs), replay, replay, replay_with_head)
+        before, outputs, logits = self.step.executed().get(rows, 0), [], []
+        with_head = (lambda: self.launch_with_head(inputs), replay_with_head, replay_with_head)
+        runs = (lambda: self.launch(inputs), replay, replay, *with_head, replay_and_cublas)
         for run in runs:
             inputs.hidden.fill_(float("nan"))
+            self._logits.fill_(float("nan"))
             run()
             torch.cuda.synchronize()
             outputs.append(inputs.hidden.clone())
+            if run in with_head:
+                logits.append(self._logits[:rows].clone())
         problems = []
         if (record := self.step.fault()) is not None:
             problems.append(describe_fault(record))
@@ -97,13 +103,19 @@ class Model:
             problems.append("output is not finite or not written in full")
         if not all(torch.equal(outputs[0], other) for other in outputs[1:]):
             problems.append("eager and replayed outputs differ")
-        return problems + self.head.problems(inputs.hidden)
+        if not all(torch.equal(logits[0], other) for other in logits[1:]):
+            problems.append("eager and replayed logits differ")
+        if logits[0].isnan().any():
+            problems.append("logits are not written in full")
+        problems += logits_problems(logits[0], inputs.hidden, self.head.weight)
+        return problems + [f"cuBLAS: {problem}" for problem in self.head.problems(inputs.hidden)]
 
 
 def row_of(
-    name: str, shape: Shape, rows: int, context: int, on_ms: list[float], step_head_ms: list[float], read_gb_s: float, weights: str = "bf16"
+    name: str, shape: Shape, rows: int, context: int, on_ms: list[float], step_head_ms: list[float], step_cublas_ms: list[float],
+    read_gb_s: float, weights: str = "bf16",
 ) -> dict:
-    """The results row of one case from its times: the step's, the step's with the LM head, floors of both."""
+    """The results row of one case from its times: the step's without the LM head, with it, and with it by cuBLAS behind; floors of both."""
     floor_bytes, head_floor_bytes = (
         floors.step_bytes(shape, rows=rows, context=context, with_head=with_head, fp8=weights == "fp8") for with_head in (False, True)
     )
@@ -114,6 +126,7 @@ def row_of(
         "on_ms": [round(t, 5) for t in on_ms],
         "floor_ms": floors.floor_ms(floor_bytes, read_gb_s), "floor_bytes": floor_bytes, "read_gb_s": round(read_gb_s),
         "step_head_ms": [round(t, 5) for t in step_head_ms],
+        "step_cublas_ms": [round(t, 5) for t in step_cublas_ms],
         "head_ms": round(stats.median(step_head_ms) - stats.median(on_ms), 5),
         "step_head_floor_ms": step_head_floor_ms, "step_head_floor_bytes": head_floor_bytes,
         "step_head_floor_share": round(step_head_floor_ms / stats.median(step_head_ms), 4),
@@ -146,17 +159,18 @@ def measure_context(
     pool = model.pool(context)
     for rows in settings.rows:
         inputs = Inputs.make(shape, pool, rows, context, device)
-        model.launch_with_head(inputs)
+        model.launch_and_cublas(inputs)
         torch.cuda.synchronize()
-        graphs = [timing.capture(lambda run=run: run(inputs)) for run in (model.launch, model.launch_with_head)]
+        graphs = [timing.capture(lambda run=run: run(inputs)) for run in (model.launch, model.launch_with_head, model.launch_and_cublas)]
         replays = [graph.replay for graph in graphs]
         problems = model.problems(inputs, *replays)
-        on_ms, step_head_ms = timing.in_turn(replays, groups=settings.groups, target_ms=settings.group_ms)
-        row = row_of(name, shape, rows, context, on_ms, step_head_ms, read_gb_s, settings.weights)
+        on_ms, step_head_ms, step_cublas_ms = timing.in_turn(replays, groups=settings.groups, target_ms=settings.group_ms)
+        row = row_of(name, shape, rows, context, on_ms, step_head_ms, step_cublas_ms, read_gb_s, settings.weights)
         row = results.add(**row, plan=model.plans[rows].hash[:12], problems=problems)
         say(
             f"{name}, {rows} rows of {context} tokens: {stats.median(on_ms):.4f} ms, {100 * row['on_floor_share']:.0f} % of the "
-            f"floor, {stats.median(step_head_ms):.4f} ms with the LM head; {'; '.join(problems) or 'output checked'}"
+            f"floor, {stats.median(step_head_ms):.4f} ms with the LM head (by cuBLAS "
+            f"{stats.median(step_cublas_ms):.4f}); {'; '.join(problems) or 'output checked'}"
         )
 
 

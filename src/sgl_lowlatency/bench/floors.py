@@ -16,7 +16,7 @@ FP8_SCALE_ELEMENTS = 128 * 128  # of a matrix that share one float32 scale
 def step_bytes(shape: Shape, *, rows: int, context: int, with_head: bool, fp8: bool = False) -> int:
     """Bytes read by one decode step: every weight once, every cached K and V once, one embedding row a row.
 
-    `with_head` adds the LM head and is what a served step moves; `decode_step` alone ends at the final norm. `fp8`: the layers'
+    `with_head` adds the LM head and is what a served step moves; without, the step ends at the final norm. `fp8`: the layers'
     matrices have one byte an element and a scale a block; all else is bf16.
     """
     elements = shape.num_layers * shape.layer_weight_elements + shape.hidden + rows * shape.hidden

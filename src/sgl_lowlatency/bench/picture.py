@@ -18,7 +18,7 @@ def draw(content: dict) -> Canvas:
     canvas = Canvas(WIDTH, 118 + sum(TITLE + len(rows) * (2 * BAR + GAP) for _, rows in panels))
     canvas.text(LEFT, 34, "decode_step: milliseconds of a decode step, graph replay, against the bytes it must read", 20)
     canvas.text(LEFT, 56, machine(content), 13, GREY)
-    for x, colour, label in ((LEFT, STEP, "step, embedding to final norm"), (LEFT + 250, HEAD, "step and LM head (cuBLAS) in one graph")):
+    for x, colour, label in ((LEFT, STEP, "step, embedding to final norm"), (LEFT + 250, HEAD, "with the LM head, one launch")):
         canvas.rect(x, 70, 12, 12, colour)
         canvas.text(x + 18, 81, label, 12)
     canvas.line(LEFT + 560, 68, LEFT + 560, 84, FLOOR, 3)

@@ -12,18 +12,20 @@ ASCII = str.maketrans({FULL: "#", LIGHT: "-", FLOOR: "|"})
 
 
 def table(content: dict) -> str:
-    """One line a case: the step, its floor and share, what the LM head adds, and both together."""
+    """One line a case: the step without the LM head, its floor and share, what the head adds, both in one launch, and both with the head by
+    cuBLAS."""
     lines = [machine(content)]
     lines.append(
         f"{'model':14s} {'rows':>4} {'context':>7} {'step ms':>8} {'floor':>8} {'share':>6} {'spread':>7}"
-        f" {'head ms':>8} {'step+head':>9} {'floor':>8} {'share':>6}  problems"
+        f" {'head ms':>8} {'step+head':>9} {'floor':>8} {'share':>6} {'by cuBLAS':>9}  problems"
     )
     for row in content["rows"]:
         on, with_head = row["on_ms"], row["step_head_ms"]
         lines.append(
             f"{row['model']:14s} {row['rows']:4d} {row['context']:7d} {stats.median(on):8.4f} {row['floor_ms']:8.4f}"
             f" {row['on_floor_share']:6.3f} {stats.spread(on):7.2%} {row['head_ms']:8.4f} {stats.median(with_head):9.4f}"
-            f" {row['step_head_floor_ms']:8.4f} {row['step_head_floor_share']:6.3f}  {'; '.join(row['problems']) or '-'}"
+            f" {row['step_head_floor_ms']:8.4f} {row['step_head_floor_share']:6.3f} {stats.median(row['step_cublas_ms']):9.4f}"
+            f"  {'; '.join(row['problems']) or '-'}"
         )
     return "\n".join(lines)
 

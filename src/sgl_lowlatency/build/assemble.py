@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 
 
 def build_dense(
-    model: torch.nn.Module, hf_config: Any, ctx: BuildContext, *, tolerances: Mapping[str, float]
+    model: torch.nn.Module, hf_config: Any, ctx: BuildContext, *, tolerances: Mapping[str, float], head_reasons: Sequence[str] = ()
 ) -> NvidiaStep | DraftStep:
     """Builds the decode step of a loaded dense model; the `build` of its MegakernelSpec, which names the tolerances.
+
+    head_reasons: why the step ends at the final norm; without any, with the LM head.
 
     Runs after the weights' post-processing and before KV sizing: all device memory the step keeps is allocated here, the
     weights are views of the model's. In a speculative server it is a verify step of ctx.tokens_per_request, and the draft model
@@ -40,13 +42,13 @@ def build_dense(
     device = model.model.embed_tokens.weight.device
     limits = device_limits(device)
     geometry = dataclasses.replace(Geometry.from_hf_config(hf_config), max_position=rope_table(model).shape[0])
-    weights = collect_weights(model, geometry)
+    weights = collect_weights(model, geometry, has_head=not head_reasons)
     plans = _plans(geometry, weights, ctx, limits, progress)
     progress.step("allocating the workspace")
     step = DecodeStep(geometry, plans, weights, device, ctx.deadline_s)
     return NvidiaStep(
         model=model, geometry=geometry, step=step, plans=plans, tolerances=tolerances, device_name=limits.name,
-        tokens_per_request=ctx.tokens_per_request,
+        tokens_per_request=ctx.tokens_per_request, head_reasons=head_reasons,
     )
 
 
@@ -58,7 +60,7 @@ def _plans(
         progress.step(f"plan {len(plans) + 1} of {len(ctx.widths)}")
         plan = make_plan(
             geometry, rows, grid_for(geometry, limits.grid), limits.shared_memory_bytes,
-            rows_per_request=ctx.tokens_per_request, element_bytes=weights.element_bytes,
+            rows_per_request=ctx.tokens_per_request, element_bytes=weights.element_bytes, has_head=weights.lm_head is not None,
         )
         faults = validate(plan)
         if faults:

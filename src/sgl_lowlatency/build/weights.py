@@ -8,9 +8,10 @@ from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerT
 from sgl_lowlatency.kernels.geometry import Geometry
 
 
-def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWeights:
+def collect_weights(model: torch.nn.Module, geometry: Geometry, has_head: bool = False) -> DecodeStepWeights:
     """Views of a loaded model's parameters, in the layouts DecodeStep reads. guard/model.py has checked its family's.
 
+    has_head: with the LM head, which guard/lm_head.py has checked, padded rows included; of tied embeddings that is the embedding.
     The rope table is layer 0's: SGLang's layers share one (guard/model.py refuses a model whose layers do not).
     """
     inner = model.model
@@ -34,6 +35,7 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry) -> DecodeStepWei
         final_norm=inner.norm.weight.detach(),
         cos_sin=rope_table(model),
         layers=layers,
+        lm_head=model.lm_head.weight.detach() if has_head else None,
     )
 
 

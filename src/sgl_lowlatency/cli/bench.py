@@ -6,7 +6,7 @@
 
 The weights are random, of real scale, and fill GPU memory as the model's would. It measures the read bandwidth of the GPU first;
 the floor of a step is the bytes it must read (every weight once, every cached K and V once) over that bandwidth. Every case is
-replayed as a CUDA graph, alone and with the LM head behind it, and its output is checked.
+replayed as a CUDA graph, with the LM head and without, and its output is checked.
 
 Exit code 0: measured, every output checked. 1: an output was wrong (named in the table). 2: it cannot run here, or an argument is
 wrong. 130: ended by Ctrl-C; what was measured until then is printed and written.

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=int, default=1, help=f"rows of the step, 1..{MAX_ROWS} (default 1)")
     parser.add_argument("--rows-per-request", type=int, default=1, help="rows of each request: above 1, a verify step (default 1)")
-    parser.add_argument("--weights", choices=ELEMENT_BYTES, default="bf16", help="what the matrices are made of (default bf16)")
+    parser.add_argument("--weights", choices=ELEMENT_BYTES, default="bf16", help="what the layers' matrices are made of (default bf16)")
+    parser.add_argument("--without-head", action="store_true", help="a step that ends at the final norm, and not with the LM head")
     parser.add_argument(
         "--grid", type=int, help=f"blocks (default: what a server uses on {H200_SMS} SMs, an H200; a small model takes fewer)"
     )
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         grid = grid_for(geometry, H200_SMS) if args.grid is None and not geometry.reasons() else args.grid or H200_SMS
         plan = make_plan(
             geometry, args.rows, grid, args.shared_memory_bytes,
-            rows_per_request=args.rows_per_request, element_bytes=ELEMENT_BYTES[args.weights],
+            rows_per_request=args.rows_per_request, element_bytes=ELEMENT_BYTES[args.weights], has_head=not args.without_head,
         )
         if args.picture:
             draw(plan).save(args.picture)

@@ -26,6 +26,7 @@ GENERATIONS: int = _C.abi.kGenerations  # copies of the hand-over buffers; layer
 CLEAR_AHEAD: int = _C.abi.kClearAhead  # layer l clears the generation of layer l + CLEAR_AHEAD
 UNWRITTEN: int = _C.abi.kUnwritten  # a hand-over word nobody has written
 EDGE_NAMES: tuple[str, ...] = tuple(_C.abi.kEdgeNames)  # by abi::EdgeIdx
+HEAD_OP: int = _C.abi.kOpHead  # abi::OpIdx of the LM head, behind a layer's matrices
 PANEL_PAD_BYTES: int = _C.abi.kPanelPadBytes  # padding of one row of an activation panel
 
 # smem_layout(rows, max_panel_bytes, max_tiles_multi_panel, num_stages) -> SmemLayout with byte offsets and total_bytes

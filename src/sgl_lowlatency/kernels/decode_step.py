@@ -1,4 +1,4 @@
-"""decode_step: a decode step of a dense decoder, embedding to final norm, in one persistent launch.
+"""decode_step: a decode step of a dense decoder, embedding to final norm or to the logits, in one persistent launch.
 
 CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
 """
@@ -71,6 +71,8 @@ class DecodeStep:
         require_weights(geometry, weights, device)
         if {op.element_bytes for p in plans.values() for op in p.ops} != {weights.element_bytes}:
             raise ValueError(f"the plans are not for {weights.format} weights")
+        if {p.head is not None for p in plans.values()} != {weights.lm_head is not None}:
+            raise ValueError(f"the plans are not for weights {'without' if weights.lm_head is None else 'with'} an LM head")
 
         self.geometry, self.device, self.grid = geometry, device, grids.pop()
         self.emulation = emulation or EmulationOptions()
@@ -85,8 +87,7 @@ class DecodeStep:
         self._layer_table = self._pack_layers()
         is_fp8 = weights.format != "bf16"
         self._scale_table = self._device_table(_C.pack_layer_scales([layer.scale_pointers() for layer in weights.layers])) if is_fp8 else None
-        matrices = [matrix for layer in weights.layers for matrix in layer.matrices()]
-        self._map_table = self._device_table(_C.pack_weight_maps(matrices, is_cuda=device.type == "cuda"))
+        self._map_table = self._device_table(_C.pack_weight_maps(weights.matrices(), is_cuda=device.type == "cuda"))
         self._kv_table = self._kv_owners = self._req_to_token = None
         self._tile_tables = {rows: self._tile_table(plan) for rows, plan in plans.items()}
         self._host = HostWords(device, FAULT_BYTES + COUNTER_BYTES)  # the fault record, then the executed counters
@@ -157,9 +158,13 @@ class DecodeStep:
         stream: int = 0,
         lengths_are_prefix: bool = False,
         aux_out: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
     ) -> None:
         """Runs one step. Inputs int64 on the device; writes hidden_out [rows, hidden] bf16 and the new tokens' KV rows, and where layers
         are captured aux_out [rows, captured layers * hidden] bf16, layer after layer.
+
+        logits: float32 [rows, vocab], written too, rounded to bf16 as SGLang's are; None: this launch ends without the LM head, as every
+        one does whose weights have none.
 
         input_ids, positions and out_cache_loc are [rows]. seq_lens and req_pool_indices are [requests], of which each has the plan's
         rows_per_request rows, one after the other: row r is new token r % rows_per_request of request r // rows_per_request, and
@@ -191,10 +196,16 @@ class DecodeStep:
         if aux_out is not None:
             require_tensor("aux_out", aux_out, (rows, params.aux_columns), torch.bfloat16, self.device)
         params.aux_out = 0 if aux_out is None else aux_out.data_ptr()
+        params.logits = 0
+        if logits is not None:
+            if self._weights.lm_head is None:
+                raise ValueError("logits: the weights have no LM head")
+            require_tensor("logits", logits, (rows, self.geometry.vocab), torch.float32, self.device)
+            params.logits = logits.data_ptr()
         if self.device.type == "cuda":
             _C.decode_step_launch_cuda(params, self.grid, stream)
         else:
-            self._emulate(params, hidden_out, aux_out)
+            self._emulate(params, hidden_out, aux_out, logits)
 
     def executed(self) -> dict[int, int]:
         """Completed launches by rows, counted on the device; rows that never ran are left out."""
@@ -232,14 +243,17 @@ class DecodeStep:
         return self._device_table(_C.pack_layer_weights([w.fields(column.get(layer, -1)) for layer, w in enumerate(self._weights.layers)]))
 
     def _tile_table(self, plan: StaticPlan) -> torch.Tensor:
-        return self._device_table(_C.pack_tile_ranges([list(op.tiles[block]) for block in range(plan.grid) for op in plan.ops]))
+        """[grid][abi::kNumMatrices] ranges, the LM head's last; empty ones without a head."""
+        head = [(0, 0)] * plan.grid if plan.head is None else plan.head.tiles
+        ranges = zip(*(op.tiles for op in plan.ops), head, strict=True)
+        return self._device_table(_C.pack_tile_ranges([list(own) for of_block in ranges for own in of_block]))
 
     def _make_params(self, rows: int, plan: StaticPlan, deadline_s: float, rank: int):
         if plan.rows != rows:
             raise ValueError(f"the plan for rows {rows} was made for {plan.rows}")
         params = _C.abi.DecodeStepParams()
         params.geometry = abi.geometry_struct(self.geometry)
-        for index, op in enumerate(plan.ops):
+        for index, op in enumerate(plan.matrices):
             params.set_op(index, op.k_extent, op.k_panel, op.num_tiles)
         params.rows, params.rows_per_request, params.rank = rows, plan.rows_per_request, rank
         params.weights = abi.WEIGHT_FORMATS[self._weights.format]
@@ -266,7 +280,7 @@ class DecodeStep:
             if blocks < self.grid:
                 raise RuntimeError(f"decode_step for {rows} rows needs {self.grid} blocks resident at once; this GPU holds {blocks}")
 
-    def _emulate(self, params, hidden_out: torch.Tensor, aux_out: torch.Tensor | None) -> None:
+    def _emulate(self, params, hidden_out: torch.Tensor, aux_out: torch.Tensor | None, logits: torch.Tensor | None) -> None:
         if self._failure is not None:  # what a launch that ended itself left is no state to start from
             raise DecodeStepFault(f"an earlier launch failed: {self._failure}")
         options = self.emulation
@@ -274,8 +288,8 @@ class DecodeStep:
         if options.check_order:
             step = self._first_plan.generation_bytes
             regions = [(f"generation {i}", self.workspace.data_ptr() + i * step, step, True) for i in range(abi.GENERATIONS)]
-            outputs = (("hidden_out", hidden_out), ("aux_out", aux_out))
-            regions += [(name, out.data_ptr(), out.numel() * 2, True) for name, out in outputs if out is not None]
+            outputs = (("hidden_out", hidden_out), ("aux_out", aux_out), ("logits", logits))
+            regions += [(name, out.data_ptr(), out.numel() * out.element_size(), True) for name, out in outputs if out is not None]
             for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
                 regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, True) for i, b in enumerate(buffers)]
         report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)

@@ -73,21 +73,31 @@ class LayerTensors:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeStepWeights:
-    """embedding [vocab, hidden] bf16, final_norm [hidden] bf16, cos_sin [max_position, head_dim] fp32 (cos half | sin half)."""
+    """embedding [vocab, hidden] bf16, final_norm [hidden] bf16, cos_sin [max_position, head_dim] fp32 (cos half | sin half).
+
+    lm_head: bf16 [rows, hidden], or None: the step ends at the final norm. Its first vocab rows count; it has at least a whole number
+    of tiles of abi.TILE_ROWS rows, padding that is read and dropped included.
+    """
 
     embedding: torch.Tensor
     final_norm: torch.Tensor
     cos_sin: torch.Tensor
     layers: list[LayerTensors]
+    lm_head: torch.Tensor | None = None
+
+    def matrices(self) -> list[tuple[int, int, int, int, int]]:
+        """The fields of abi::WeightMatrix of every layer's weights, then of the LM head."""
+        head = [] if self.lm_head is None else [(self.lm_head.data_ptr(), *self.lm_head.shape, 1, self.lm_head.element_size())]
+        return [matrix for layer in self.layers for matrix in layer.matrices()] + head
 
     @property
     def format(self) -> str:
-        """A name in abi.WEIGHT_FORMATS."""
+        """Of the layers' matrices, a name in abi.WEIGHT_FORMATS."""
         return self.layers[0].format
 
     @property
     def element_bytes(self) -> int:
-        """Of a weight of a matrix: 2 bf16, 1 FP8."""
+        """Of a weight of a layer's matrix: 2 bf16, 1 FP8."""
         return self.layers[0].qkv.element_size()
 
 
@@ -121,6 +131,11 @@ def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torc
     require_tensor("embedding", weights.embedding, (g.vocab, g.hidden), bf16, device)
     require_tensor("final_norm", weights.final_norm, (g.hidden,), bf16, device)
     require_tensor("cos_sin", weights.cos_sin, (g.max_position, g.head_dim), torch.float32, device)
+    if (head := weights.lm_head) is not None:
+        rows = head.shape[0]
+        if rows < g.vocab or rows % abi.TILE_ROWS:
+            raise ValueError(f"lm_head: {rows} rows do not hold a vocabulary of {g.vocab} in tiles of {abi.TILE_ROWS} rows")
+        require_tensor("lm_head", head, (rows, g.hidden), bf16, device)
     if len(weights.layers) != g.num_layers:
         raise ValueError(f"layers: {len(weights.layers)} are not the geometry's {g.num_layers}")
     shapes = {

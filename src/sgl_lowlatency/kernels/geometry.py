@@ -16,7 +16,7 @@ class Geometry:
 
     num_layers: decoder layers. hidden, intermediate: channels. num_q_heads, num_kv_heads: attention heads.
     head_dim: channels of a head. vocab: rows of the embedding. max_position: rows of the cos/sin table.
-    rms_eps: epsilon of every RMSNorm. tied_head: the LM head is the embedding (SGLang runs the head either way).
+    rms_eps: epsilon of every RMSNorm. tied_head: the LM head's weight is the embedding's.
     """
 
     num_layers: int

@@ -7,7 +7,7 @@ from math import prod
 
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.plan.edges import FINAL_PHASE, attention_units
+from sgl_lowlatency.plan.edges import FINAL_PHASE, HEAD_PHASE, attention_units
 
 ALIGNMENT_BYTES = 128
 DTYPE_BYTES = {"bf16": 2, "f32": 4}
@@ -30,14 +30,14 @@ class Buffer:
     writer: str  # phase
     tile_columns: int  # columns of the last dimension that one tile of the writer fills; 0: attention items fill it
     readers: tuple[tuple[str, int], ...]  # (phase, layers later)
-    whole_readers: tuple[str, ...]  # of these, the phases whose every block reads all of it
+    whole_readers: tuple[str, ...]  # of these, the phases of a layer whose every block reads all of it
 
     @property
     def words(self) -> int:
         return self.bytes // WORD_BYTES
 
 
-def handover_buffers(geometry: Geometry, rows: int, grid: int, rows_per_request: int = 1) -> tuple[Buffer, ...]:
+def handover_buffers(geometry: Geometry, rows: int, grid: int, rows_per_request: int = 1, has_head: bool = False) -> tuple[Buffer, ...]:
     """The buffers of one generation of a step of `rows` rows, where abi::handover_layout places them."""
     g = geometry
     at, stream = abi.handover_layout(g, rows, grid, rows_per_request), abi.stream_layout(g, rows)
@@ -47,25 +47,26 @@ def handover_buffers(geometry: Geometry, rows: int, grid: int, rows_per_request:
     def buffer(name, edge, dtype, shape, offset, writer, tile_columns, readers, whole_readers=()):
         return Buffer(name, edge, dtype, shape, offset, prod(shape) * DTYPE_BYTES[dtype], writer, tile_columns, readers, whole_readers)
 
-    def stream_buffers(prefix, edge, begin, x_readers, norm_reader, squares_readers):
+    def stream_buffers(prefix, edge, begin, x_readers, norm_reader, head, final):
         """The residual stream x, x * weight of the norm that follows, and the sums of squares of x, one a tile."""
         whole, hidden = (norm_reader[0],), (rows, g.hidden)
         return (
-            buffer(f"{prefix}_x", edge, "bf16", hidden, begin + stream.x, edge, tile, x_readers),
-            buffer(f"{prefix}_scaled", edge, "bf16", hidden, begin + stream.scaled, edge, tile, (norm_reader,), whole),
-            buffer(f"{prefix}_squares", edge, "f32", (rows, g.hidden // tile), begin + stream.squares, edge, 1, squares_readers, whole),
+            buffer(f"{prefix}_x", edge, "bf16", hidden, begin + stream.x, edge, tile, (*x_readers, *final)),
+            buffer(f"{prefix}_scaled", edge, "bf16", hidden, begin + stream.scaled, edge, tile, (norm_reader, *head), whole),
+            buffer(f"{prefix}_squares", edge, "f32", (rows, g.hidden // tile), begin + stream.squares, edge, 1, (norm_reader, *head, *final), whole),
         )
 
     columns = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
     partial = (items, abi.item_columns(g, rows_per_request))
-    combine, down, final = (("combine", 0),), (("down", 0),), (FINAL_PHASE, 0)
+    combine, down = (("combine", 0),), (("down", 0),)
+    head, final = ((HEAD_PHASE, 0),) if has_head else (), ((FINAL_PHASE, 0),)
     return (
         buffer("qkv", "qkv", "f32", (rows, columns), at.qkv, "qkv", tile, (("attention", 0),)),
         buffer("attention_out", "attention", "bf16", (rows, g.num_q_heads * g.head_dim), at.attention_out, "combine", 0,
                (("out_proj", 0),), ("out_proj",)),
-        *stream_buffers("mid", "out_proj", at.mid, down, ("gate_up", 0), (("gate_up", 0),)),
+        *stream_buffers("mid", "out_proj", at.mid, down, ("gate_up", 0), (), ()),
         buffer("activation", "gate_up", "bf16", (rows, g.intermediate), at.activation, "gate_up", half_tile, down, ("down",)),
-        *stream_buffers("end", "down", at.end, (("out_proj", 1), final), ("qkv", 1), (("qkv", 1), final)),
+        *stream_buffers("end", "down", at.end, (("out_proj", 1),), ("qkv", 1), head, final),
         buffer("partial_out", "partial", "f32", (*partial, g.head_dim), at.partial_out, "attention", 0, combine),
         buffer("partial_max_sum", "partial", "f32", (*partial, 2), at.partial_max_sum, "attention", 0, combine),
     )

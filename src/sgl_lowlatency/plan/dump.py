@@ -13,13 +13,13 @@ FLOOR_TB_S = 4.65  # measured plain read bandwidth of an H200
 
 
 def weight_bytes(plan: StaticPlan) -> int:
-    """Bytes of all layers' weights and norms that one step reads, each once, FP8 scales not counted (a 4,000th of their weights).
-
-    The LM head is not part of the kernel.
+    """Bytes of all layers' weights and norms that one step reads, each once, and of its LM head, FP8 scales not counted (a 4,000th of
+    their weights).
     """
     norms = 2 * (2 * plan.geometry.hidden + 2 * plan.geometry.head_dim)
     layer = sum(op.num_tiles * op.tile_weight_bytes for op in plan.ops) + norms
-    return layer * plan.geometry.num_layers + 2 * plan.geometry.hidden * (1 + plan.rows)
+    head = 0 if plan.head is None else plan.head.num_tiles * plan.head.tile_weight_bytes
+    return layer * plan.geometry.num_layers + head + 2 * plan.geometry.hidden * (1 + plan.rows)
 
 
 def kv_bytes(plan: StaticPlan, context: int) -> int:
@@ -61,14 +61,15 @@ def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
         f"geometry: hidden {g.hidden}, {g.num_q_heads} q heads, {g.num_kv_heads} kv heads of {g.head_dim}, "
         f"intermediate {g.intermediate}",
         "",
-        "Ops of a layer, in order (attention follows qkv; a tile is 16 output rows by all of K):",
+        "Ops of a layer, in order (attention follows qkv; a tile is 16 output rows by all of K)"
+        + ("; behind the last one the LM head:" if plan.head else "; the step ends at the final norm:"),
     ]
     lines += table(
         ("op", "K", "K panel", "panels", "tiles", "weight bytes", "blocks that own tiles", "tiles a block"),
         [
             (op.name, op.k_extent, op.k_panel, op.num_panels, op.num_tiles, op.num_tiles * op.tile_weight_bytes, len(op.owners),
              ", ".join(f"{blocks} x {count}" for count, blocks in sorted(Counter(c for _, c in op.tiles).items())))
-            for op in plan.ops
+            for op in plan.matrices
         ],
     )
     loads = plan.block_weight_bytes()
@@ -106,7 +107,7 @@ def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
         f"  ring {plan.num_stages} stages x {abi.STAGE_BYTES:,} = {ring:,}; activation panel {plan.max_panel_bytes:,}; "
         f"accumulators across panels for {plan.max_tiles_multi_panel} tiles",
         "",
-        f"Floor at {FLOOR_TB_S} TB/s (each weight once, each KV entry once; without the LM head):",
+        f"Floor at {FLOOR_TB_S} TB/s (each weight once, each KV entry once; {'with' if plan.head else 'without'} the LM head):",
     ]
     num_bytes = weight_bytes(plan)
     lines += table(

@@ -9,10 +9,12 @@ from sgl_lowlatency.kernels.geometry import Geometry
 
 # What every block runs, in order, for each layer. `attention` are its items, up to their hand-over, `combine` its shares of requests
 # that were cut into several splits; an item that has all of its tokens hands its output over at once. Before layer 0 comes the
-# embedding, as the `down` of layer -1; after the last layer, final_norm.
+# embedding, as the `down` of layer -1; after the last layer, final_norm, and the LM head where the step has one.
 LAYER_PHASES = ("qkv", "attention", "combine", "out_proj", "gate_up", "down")
 EMBEDDING_PHASE = "embedding"
 FINAL_PHASE = "final_norm"
+HEAD_PHASE = "head"
+END_PHASES = (HEAD_PHASE, FINAL_PHASE)  # of the last layer only
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,12 @@ def attention_units(geometry: Geometry, rows: int, rows_per_request: int) -> int
     return rows // rows_per_request * abi.request_units(geometry, rows_per_request)
 
 
-def make_edges(words: dict[str, int]) -> tuple[Edge, ...]:
+def end_phases(has_head: bool) -> tuple[str, ...]:
+    """What follows the last layer."""
+    return END_PHASES if has_head else (FINAL_PHASE,)
+
+
+def make_edges(words: dict[str, int], has_head: bool = False) -> tuple[Edge, ...]:
     """The edges, in the order of abi::EdgeIdx. `words[edge]`: of a layer."""
     ends = {
         "qkv": ("qkv", (("attention", 0),)),
@@ -46,6 +53,6 @@ def make_edges(words: dict[str, int]) -> tuple[Edge, ...]:
         "attention": ("combine", (("out_proj", 0),)),
         "out_proj": ("out_proj", (("gate_up", 0), ("down", 0))),
         "gate_up": ("gate_up", (("down", 0),)),
-        "down": ("down", (("qkv", 1), ("out_proj", 1), (FINAL_PHASE, 0))),
+        "down": ("down", (("qkv", 1), ("out_proj", 1), *((phase, 0) for phase in end_phases(has_head)))),
     }
     return tuple(Edge(name, index, *ends[name], words[name]) for index, name in enumerate(abi.EDGE_NAMES))

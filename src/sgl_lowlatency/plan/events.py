@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, FINAL_PHASE, LAYER_PHASES
+from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, FINAL_PHASE, HEAD_PHASE, LAYER_PHASES, end_phases
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
 
@@ -67,22 +67,25 @@ class EventGraph:
 
 
 def participants(plan: StaticPlan, phase: str) -> list[int]:
-    """Blocks that may read and write in a phase: the owners of tiles; row r's final norm is block r's; lengths decide on the
-    device which blocks have attention items."""
+    """Blocks that may read and write in a phase: the owners of tiles; row r's final norm is block r's, or with an LM head everybody's;
+    lengths decide on the device which blocks have attention items."""
     if phase in ("attention", "combine"):
         return list(range(plan.grid))
     if phase == FINAL_PHASE:
-        return list(range(min(plan.rows, plan.grid)))
+        return list(range(plan.grid if plan.head else min(plan.rows, plan.grid)))
+    if phase == HEAD_PHASE:
+        return plan.head.owners
     return plan.op("down" if phase == EMBEDDING_PHASE else phase).owners
 
 
 def build_waits(plan: StaticPlan, num_layers: int) -> EventGraph:
-    """The events of `num_layers` consecutive layers, of the embedding before and the final norm behind them."""
+    """The events of `num_layers` consecutive layers, of the embedding before and the head and final norm behind them."""
     graph = EventGraph()
     complete = {(edge.name, layer): graph.add(Event(layer, edge.name, None)) for layer in range(-1, num_layers) for edge in plan.edges}
     last_of_block: dict[int, int] = {}
     steps = [(layer, phase) for layer in range(num_layers) for phase in LAYER_PHASES]
-    for layer, phase in [(-1, EMBEDDING_PHASE), *steps, (num_layers - 1, FINAL_PHASE)]:
+    ends = [(num_layers - 1, phase) for phase in end_phases(plan.head is not None)]
+    for layer, phase in [(-1, EMBEDDING_PHASE), *steps, *ends]:
         producer = "down" if phase == EMBEDDING_PHASE else phase
         waits = [
             complete[edge.name, layer - later]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, FINAL_PHASE, LAYER_PHASES
+from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, END_PHASES, LAYER_PHASES
 from sgl_lowlatency.plan.events import Event, EventGraph, participants
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
@@ -24,7 +24,7 @@ LATE_TILES = "later gate_up tiles"  # and those of the others behind it
 CLEAR = "clear"
 # Program order of a block within a layer; what follows the fence is ordered by it.
 BEFORE_FENCE = (EMBEDDING_PHASE, *LAYER_PHASES[:-1], CLEAR)
-PROGRAM = (*BEFORE_FENCE, LATE_TILES, "down", FINAL_PHASE)
+PROGRAM = (*BEFORE_FENCE, LATE_TILES, "down", *END_PHASES)
 
 
 def check_generations(plan: StaticPlan) -> list[str]:
@@ -63,7 +63,7 @@ def uses(plan: StaticPlan, layer: int, num_layers: int) -> Iterator[tuple[str, i
     if ("gate_up", layer) in found:
         found.add((LATE_TILES, layer))
     is_last = layer == plan.geometry.num_layers - 1
-    yield from sorted((phase, at) for phase, at in found if at < num_layers and (phase != FINAL_PHASE or is_last))
+    yield from sorted((phase, at) for phase, at in found if at < num_layers and (phase not in END_PHASES or is_last))
 
 
 class Order:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan import buffers, tiles
-from sgl_lowlatency.plan.edges import FINAL_PHASE, LAYER_PHASES, describe_consumer
+from sgl_lowlatency.plan.edges import LAYER_PHASES, describe_consumer, end_phases
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
 
@@ -12,7 +12,7 @@ def check_buffers(plan: StaticPlan) -> list[str]:
     """Every buffer is where the kernel looks for it, aligned, large enough, inside its generation, and apart from the others."""
     errors = []
     present = {buffer.name: buffer for buffer in plan.buffers}
-    for wanted in buffers.handover_buffers(plan.geometry, plan.rows, plan.grid, plan.rows_per_request):
+    for wanted in buffers.handover_buffers(plan.geometry, plan.rows, plan.grid, plan.rows_per_request, plan.head is not None):
         if wanted.name not in present:
             errors.append(f"buffer {wanted.name} is missing")
             continue
@@ -62,7 +62,7 @@ def check_edges(plan: StaticPlan) -> list[str]:
     names = tuple(edge.name for edge in plan.edges)
     if names != abi.EDGE_NAMES or any(edge.index != index for index, edge in enumerate(plan.edges)):
         errors.append(f"edges are {[(edge.name, edge.index) for edge in plan.edges]}, the kernel's are {list(abi.EDGE_NAMES)} in this order")
-    for phase in (*LAYER_PHASES, FINAL_PHASE):
+    for phase in (*LAYER_PHASES, *end_phases(plan.head is not None)):
         if not any(phase == consumer for edge in plan.edges for consumer, _ in edge.consumers):
             errors.append(f"phase {phase} waits for no edge")
     for buffer in plan.buffers:

@@ -19,6 +19,7 @@ class SharedMemory:
     max_tiles_multi_panel: int
     num_stages: int
     total_bytes: int
+    head_k_panel: int  # of the LM head, 0 without one
 
 
 def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int = 2) -> int:
@@ -38,31 +39,41 @@ def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int 
 
 
 def lay_out(
-    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int
+    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int,
+    head_k: int,
 ) -> SharedMemory | None:
-    """Panels within the budget, accumulators for ops of several panels, ring stages from the rest. None: does not fit."""
+    """Panels within the budget, accumulators for ops of several panels, ring stages from the rest. None: does not fit.
+
+    The LM head takes the layers' accumulators: with several panels it walks as many tiles at a time as there are (abi::tiles_at_once).
+    """
     k_panel = {name: k_panel_for(rows, k, budget_bytes, element_bytes) for name, k in k_extents.items()}
-    if 0 in k_panel.values():
+    head_k_panel = k_panel_for(rows, head_k, budget_bytes) if head_k else 0
+    if 0 in k_panel.values() or (head_k and not head_k_panel):
         return None
-    panel = max(abi.attention_panel_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in k_panel.values()))
+    panel = max(abi.attention_panel_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in (*k_panel.values(), head_k_panel)))
     panel = -(-panel // 128) * 128
     tiles = max((max_tiles[name] for name in k_panel if k_panel[name] < k_extents[name]), default=0)
+    tiles = max(tiles, 1) if head_k_panel < head_k else tiles
     without_ring = abi.smem_layout(rows, panel, tiles, 0).total_bytes
     num_stages = min(abi.MAX_STAGES, (limit_bytes - without_ring) // abi.STAGE_BYTES)
     if num_stages < MIN_STAGES:
         return None
-    return SharedMemory(k_panel, panel, tiles, num_stages, abi.smem_layout(rows, panel, tiles, num_stages).total_bytes)
+    return SharedMemory(k_panel, panel, tiles, num_stages, abi.smem_layout(rows, panel, tiles, num_stages).total_bytes, head_k_panel)
 
 
 def choose(
-    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int = 2
+    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int = 2,
+    head_k: int = 0,
 ) -> SharedMemory | None:
-    """The layout of the given budget; when it does not fit (too many accumulators), the best of the other budgets."""
-    preferred = lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget_bytes, element_bytes)
+    """The layout of the given budget; when it does not fit (too many accumulators), the best of the other budgets.
+
+    head_k: K of the LM head, which is bf16; 0: the step has none.
+    """
+    preferred = lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget_bytes, element_bytes, head_k)
     if preferred is not None:
         return preferred
     stage_k = abi.stage_k(element_bytes)
     panels = range(abi.panel_bytes(rows, stage_k), limit_bytes, rows * stage_k * 2)
     whole = (abi.panel_bytes(rows, k) for k in k_extents.values())
-    layouts = (lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget, element_bytes) for budget in (*panels, *whole))
+    layouts = (lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget, element_bytes, head_k) for budget in (*panels, *whole))
     return max((one for one in layouts if one is not None), key=lambda one: one.num_stages, default=None)

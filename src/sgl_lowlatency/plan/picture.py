@@ -58,7 +58,14 @@ def draw_flow(canvas: Canvas, plan: StaticPlan, top: int) -> None:
     canvas.line(start - 5, y + 71, start, y + 64, INK, 2)
     canvas.line(start + 5, y + 71, start, y + 64, INK, 2)
     down = plan.edge("down")
-    canvas.text((start + end) / 2, y + 87, f"{HAND_OVER['down']} to the next layer, {down.words:,} words; after the last layer: final norm, hidden out", 11, INK, "middle")
+    caption = f"{HAND_OVER['down']} to the next layer, {down.words:,} words; after the last layer: {describe_end(plan)}"
+    canvas.text((start + end) / 2, y + 87, caption, 11, INK, "middle")
+
+
+def describe_end(plan: StaticPlan) -> str:
+    """What follows the last layer."""
+    head = "" if plan.head is None else f"LM head, {plan.head.num_tiles:,} tiles, logits out; "
+    return f"{head}final norm, hidden out"
 
 
 def draw_blocks(canvas: Canvas, plan: StaticPlan, top: int) -> None:

@@ -31,7 +31,8 @@ class StaticPlan:
     rows: int
     rows_per_request: int  # consecutive rows of each request: 1 in decode; in a verify step each sees the ones before it
     grid: int  # blocks, one an SM
-    ops: tuple[Op, ...]
+    ops: tuple[Op, ...]  # of a layer
+    head: Op | None  # the LM head, bf16, behind the last layer; None: the step ends at the final norm
     edges: tuple[Edge, ...]
     buffers: tuple[Buffer, ...]
     num_stages: int  # of the weight ring
@@ -51,8 +52,13 @@ class StaticPlan:
     def workspace_bytes(self) -> int:
         return self.generations * self.generation_bytes
 
+    @property
+    def matrices(self) -> tuple[Op, ...]:
+        """The ops of a layer, and the LM head where there is one, in the order of abi::OpIdx."""
+        return self.ops if self.head is None else (*self.ops, self.head)
+
     def op(self, name: str) -> Op:
-        return next(op for op in self.ops if op.name == name)
+        return next(op for op in self.matrices if op.name == name)
 
     def edge(self, name: str) -> Edge:
         return next(edge for edge in self.edges if edge.name == name)
@@ -62,7 +68,7 @@ class StaticPlan:
 
     def block_weight_bytes(self) -> list[int]:
         """Weight bytes of one layer that each block reads, [grid]."""
-        return [sum(op.tiles[block][1] * op.tile_weight_bytes for op in self.ops) for block in range(self.grid)]
+        return block_weight_bytes(self.ops, self.grid)
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces. Equal plans have equal text."""
@@ -74,6 +80,11 @@ class StaticPlan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
+def block_weight_bytes(ops: tuple[Op, ...], grid: int) -> list[int]:
+    """Weight bytes of the ops that each block reads, [grid]."""
+    return [sum(op.tiles[block][1] * op.tile_weight_bytes for op in ops) for block in range(grid)]
+
+
 def make_plan(
     geometry: Geometry,
     rows: int,
@@ -82,11 +93,13 @@ def make_plan(
     panel_budget_bytes: int = panels.DEFAULT_PANEL_BUDGET_BYTES,
     rows_per_request: int = 1,
     element_bytes: int = 2,
+    has_head: bool = False,
 ) -> StaticPlan:
     """Plans a step of `rows` rows on `grid` blocks (one an SM) with that much shared memory a block.
 
     `panel_budget_bytes`: activations kept in shared memory at a time; what is left becomes ring stages. `rows_per_request`: new
-    tokens of each request, one a row; rows is a multiple of it. `element_bytes`: of a weight, 2 (bf16) or 1 (FP8).
+    tokens of each request, one a row; rows is a multiple of it. `element_bytes`: of a layer's weight, 2 (bf16) or 1 (FP8).
+    `has_head`: the step may end with the LM head.
     Raises PlanError when a shape is unsupported or nothing fits.
     """
     require_shapes(geometry, rows, grid, shared_memory_bytes, rows_per_request, element_bytes)
@@ -100,6 +113,7 @@ def make_plan(
         shared_memory_bytes,
         panel_budget_bytes,
         element_bytes,
+        geometry.hidden if has_head else 0,
     )
     if memory is None:
         busiest = max(ranges, key=lambda name: max(count for _, count in ranges[name]))
@@ -110,14 +124,20 @@ def make_plan(
     ops = tuple(
         Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, ranges[name], element_bytes) for name, (out_rows, k) in shapes.items()
     )
-    placed = buffers.handover_buffers(geometry, rows, grid, rows_per_request)
+    head = None
+    if has_head:
+        layer_bytes = block_weight_bytes(ops, grid)
+        num_tiles = tiles.head_tiles(geometry)
+        head = Op(tiles.HEAD, geometry.hidden, memory.head_k_panel, num_tiles, tiles.distribute_head(num_tiles, layer_bytes))
+    placed = buffers.handover_buffers(geometry, rows, grid, rows_per_request, has_head)
     return StaticPlan(
         geometry=geometry,
         rows=rows,
         rows_per_request=rows_per_request,
         grid=grid,
         ops=ops,
-        edges=edges.make_edges(buffers.edge_words(placed)),
+        head=head,
+        edges=edges.make_edges(buffers.edge_words(placed), has_head),
         buffers=placed,
         num_stages=memory.num_stages,
         max_panel_bytes=memory.max_panel_bytes,

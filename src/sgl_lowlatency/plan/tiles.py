@@ -1,4 +1,4 @@
-"""Weight tiles of one layer and their distribution over blocks."""
+"""Weight tiles of one layer and of the LM head, and their distribution over blocks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
 
-OP_NAMES = ("qkv", "out_proj", "gate_up", "down")  # execution order; the indices are abi::OpIdx
+OP_NAMES = ("qkv", "out_proj", "gate_up", "down")  # of a layer, execution order; the indices are abi::OpIdx
+HEAD = "head"  # the LM head, behind the last layer; abi.HEAD_OP
 
 
 @dataclass(frozen=True)
 class Op:
-    """One weight matrix of a layer. `tiles[b] = (begin, count)` is the contiguous range of block b."""
+    """One weight matrix, of a layer or the LM head. `tiles[b] = (begin, count)` is the contiguous range of block b."""
 
     name: str
     k_extent: int  # K of the matrix
@@ -50,6 +51,11 @@ def op_shapes(geometry: Geometry) -> dict[str, tuple[int, int]]:
     }
 
 
+def head_tiles(geometry: Geometry) -> int:
+    """Tiles of the LM head; the last one may reach beyond the vocabulary."""
+    return -(-geometry.vocab // abi.TILE_ROWS)
+
+
 def max_grid(geometry: Geometry) -> int:
     """Most blocks of a grid in which every block owns tiles of qkv and of gate_up.
 
@@ -81,14 +87,24 @@ def distribute(shapes: dict[str, tuple[int, int]], grid: int) -> dict[str, tuple
             load[block] += k_extent
         surplus_of[name] = set(chosen)
 
-    ranges: dict[str, tuple[tuple[int, int], ...]] = {}
-    for name, (out_rows, _) in shapes.items():
-        base = out_rows // abi.TILE_ROWS // grid
-        begin = 0
-        blocks = []
-        for block in range(grid):
-            count = base + (block in surplus_of[name])
-            blocks.append((begin, count))
-            begin += count
-        ranges[name] = tuple(blocks)
-    return ranges
+    return {name: _ranges(out_rows // abi.TILE_ROWS, grid, surplus_of[name]) for name, (out_rows, _) in shapes.items()}
+
+
+def distribute_head(num_tiles: int, layer_bytes: list[int]) -> tuple[tuple[int, int], ...]:
+    """Tile ranges of the LM head: floor or ceil of the mean, the surplus to the blocks that have the fewest bytes in the layer before it.
+
+    layer_bytes: weight bytes of a layer, by block.
+    """
+    grid = len(layer_bytes)
+    lightest = sorted(range(grid), key=lambda block: (layer_bytes[block], block))
+    return _ranges(num_tiles, grid, set(lightest[: num_tiles % grid]))
+
+
+def _ranges(num_tiles: int, grid: int, surplus: set[int]) -> tuple[tuple[int, int], ...]:
+    """Consecutive (begin, count), one tile more for the blocks in `surplus`."""
+    begin, ranges = 0, []
+    for block in range(grid):
+        count = num_tiles // grid + (block in surplus)
+        ranges.append((begin, count))
+        begin += count
+    return tuple(ranges)

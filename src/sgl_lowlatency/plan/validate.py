@@ -44,7 +44,11 @@ def check_tiles(plan: StaticPlan) -> list[str]:
     shapes = tiles.op_shapes(plan.geometry)
     if tuple(op.name for op in plan.ops) != tiles.OP_NAMES:
         return [f"ops are {[op.name for op in plan.ops]}, not {list(tiles.OP_NAMES)}"]
-    for op in plan.ops:
+    if plan.head is not None:
+        if plan.head.name != tiles.HEAD or plan.head.element_bytes != 2:
+            errors.append(f"head is op {plan.head.name} of {plan.head.element_bytes} bytes a weight, not {tiles.HEAD} of 2")
+        shapes[plan.head.name] = (tiles.head_tiles(plan.geometry) * abi.TILE_ROWS, plan.geometry.hidden)
+    for op in plan.matrices:
         out_rows, k_extent = shapes[op.name]
         if op.k_extent != k_extent:
             errors.append(f"op {op.name}: k_extent {op.k_extent} is not the matrix's K {k_extent}")
@@ -71,13 +75,14 @@ def check_tiles(plan: StaticPlan) -> list[str]:
 def check_shared_memory(plan: StaticPlan) -> list[str]:
     """Panels, attention, accumulators and the ring fit what the plan reserves, and that fits the limit."""
     errors = []
-    for op in plan.ops:
+    for op in plan.matrices:
         need = abi.panel_bytes(plan.rows, min(op.k_panel, op.k_extent))
         if need > plan.max_panel_bytes:
             errors.append(f"op {op.name}: a panel of {need} bytes exceeds max_panel_bytes {plan.max_panel_bytes}")
-        if op.num_panels > 1 and op.max_tiles > plan.max_tiles_multi_panel:
+        tiles_at_once = 1 if op is plan.head else op.max_tiles  # the head takes as many as there are accumulators
+        if op.num_panels > 1 and tiles_at_once > plan.max_tiles_multi_panel:
             errors.append(
-                f"op {op.name}: {op.max_tiles} tiles of one block across panels, accumulators for {plan.max_tiles_multi_panel}"
+                f"op {op.name}: {tiles_at_once} tiles of one block across panels, accumulators for {plan.max_tiles_multi_panel}"
             )
     merge = abi.attention_panel_bytes(plan.geometry.head_dim)
     if merge > plan.max_panel_bytes:

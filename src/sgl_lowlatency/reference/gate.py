@@ -55,12 +55,30 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class GateReport:
-    figures: tuple[Figure, ...]
+class TopToken:
+    """The largest logit of each row. num_decided: rows where the oracle's first leads its second by more than twice the standard path's
+    largest error, so that a path as good as that one takes the same token; num_agreed: of them, rows where ours does."""
+
+    num_rows: int
+    num_decided: int
+    num_agreed: int
 
     @property
     def passed(self) -> bool:
-        return all(figure.passed for figure in self.figures)
+        return self.num_agreed == self.num_decided
+
+    def __str__(self) -> str:
+        return f"{'ok  ' if self.passed else 'MISS'} top token: {self.num_agreed} of {self.num_decided} decided rows, of {self.num_rows}"
+
+
+@dataclass(frozen=True)
+class GateReport:
+    figures: tuple[Figure, ...]
+    top_token: TopToken | None = None  # where there are logits
+
+    @property
+    def passed(self) -> bool:
+        return all(figure.passed for figure in self.figures) and (self.top_token is None or self.top_token.passed)
 
     @property
     def misses(self) -> tuple[Figure, ...]:
@@ -71,7 +89,7 @@ class GateReport:
         return max(figure.ratio for figure in self.figures)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.figures))
+        return "\n".join(map(str, (*self.figures, *([] if self.top_token is None else [self.top_token]))))
 
 
 def _ratio(ours: float, standard: float) -> float:
@@ -109,8 +127,17 @@ def figure(output: str, ours: torch.Tensor, standard: torch.Tensor, oracle: torc
     )
 
 
+def top_token(ours: torch.Tensor, standard: torch.Tensor, oracle: torch.Tensor) -> TopToken:
+    """Of logits [rows, vocab]."""
+    first, second = oracle.topk(2, dim=-1).values.unbind(-1)
+    is_decided = first - second > 2 * (standard.double() - oracle.double()).abs().max()
+    agrees = ours.argmax(-1) == oracle.argmax(-1)
+    return TopToken(oracle.shape[0], int(is_decided.sum()), int((is_decided & agrees).sum()))
+
+
 def compare(ours: StepOutputs, standard: StepOutputs, oracle: StepOutputs, factor: float = DEFAULT_FACTOR) -> GateReport:
-    """The gate of a step: hidden, the KV rows of every layer, the inputs of captured layers (aux), and logits when all three have them.
+    """The gate of a step: hidden, the KV rows of every layer, the inputs of captured layers (aux), and logits and their top token when all
+    three have them.
 
     aux must be in all three or in none.
     """
@@ -123,4 +150,5 @@ def compare(ours: StepOutputs, standard: StepOutputs, oracle: StepOutputs, facto
         figures += [figure(f"{name}[{layer}]", *tensors, factor) for layer, tensors in enumerate(triples)]
     if ours.logits is not None and standard.logits is not None and oracle.logits is not None:
         figures.append(figure("logits", ours.logits, standard.logits, oracle.logits, factor))
+        return GateReport(tuple(figures), top_token(ours.logits, standard.logits, oracle.logits))
     return GateReport(tuple(figures))

@@ -3,8 +3,11 @@ may be read."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
+from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference.quantized import quantize_layer
@@ -29,11 +32,13 @@ def random_weights(
     has_qk_norm: bool = True,
     has_qkv_bias: bool = False,
     weight_format: str = "bf16",
+    has_lm_head: bool = False,
 ) -> DecodeStepWeights:
     """Weights whose products keep activations of order one: std 1/sqrt(K), norm weights spread around their mean.
 
     has_qk_norm: as Qwen3 has it; without (Llama, Qwen2) the q and k projections give what the norms would. has_qkv_bias: Qwen2.
-    weight_format: of the matrices, in abi.WEIGHT_FORMATS; everything else is bf16.
+    weight_format: of the layers' matrices, in abi.WEIGHT_FORMATS; everything else is bf16. has_lm_head: the embedding where geometry
+    ties it, else a matrix of its own; either way with rows of zeros up to a whole number of tiles, as SGLang pads it.
     """
     g = geometry
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -61,12 +66,19 @@ def random_weights(
     ]
     if weight_format != "bf16":
         layers = [quantize_layer(layer, weight_format, generator) for layer in layers]
-    return DecodeStepWeights(
+    weights = DecodeStepWeights(
         embedding=normal(g.vocab, g.hidden, std=1.0),
         final_norm=normal(g.hidden, mean=1.0, std=0.2),
         cos_sin=cos_sin_table(g.max_position, g.head_dim, device),
         layers=layers,
     )
+    if not has_lm_head:
+        return weights
+    head = weights.embedding if g.tied_head else matrix(g.vocab, g.hidden)
+    if g.vocab % abi.TILE_ROWS:
+        head = torch.cat((head, torch.zeros(-g.vocab % abi.TILE_ROWS, g.hidden, dtype=torch.bfloat16, device=device)))
+    embedding = head[: g.vocab] if g.tied_head else weights.embedding
+    return dataclasses.replace(weights, embedding=embedding, lm_head=head)
 
 
 def random_step(

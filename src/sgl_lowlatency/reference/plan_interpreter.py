@@ -120,10 +120,11 @@ class PlanInterpreter:
         last = self.geometry.num_layers - 1
         x = self.buffer("end_x", last).float()
         hidden = (x * self.inverse_rms("end", last) * self.weights.final_norm.float()).bfloat16()
+        logits = None if self.plan.head is None else self.head(last)
         slots = self.inputs.out_cache_loc
         k_rows = torch.stack([buffer[slots] for buffer in self.inputs.k_buffers])
         v_rows = torch.stack([buffer[slots] for buffer in self.inputs.v_buffers])
-        return StepOutputs(hidden, k_rows, v_rows, aux=self.aux)
+        return StepOutputs(hidden, k_rows, v_rows, logits, self.aux)
 
     def tiles(self, name: str, weight: torch.Tensor, panel: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """(tile, float32 [rows, 16]) of every tile, in the blocks' order, summed panel after panel. weight: float32 [N, K]; panel: bf16
@@ -256,3 +257,11 @@ class PlanInterpreter:
         norm_weight = self.weights.final_norm if is_last else self.weights.layers[layer + 1].input_norm
         weight = self.weights.layers[layer].dequantized("down", torch.float32)
         self.add_to_stream(layer, "down", weight, self.buffer("activation", layer), self.buffer("mid_x", layer), norm_weight)
+
+    def head(self, last: int) -> torch.Tensor:
+        """The LM head behind layer `last`: float32 [rows, vocab], rounded to bf16; NaN where no tile is."""
+        vocab, inverse_rms = self.geometry.vocab, self.inverse_rms("end", last)
+        out = torch.full((self.plan.rows, self.plan.head.num_tiles * abi.TILE_ROWS), float("nan"), device=inverse_rms.device)
+        for tile, sums in self.tiles("head", self.weights.lm_head.float(), self.buffer("end_scaled", last)):
+            out[:, tile * abi.TILE_ROWS : (tile + 1) * abi.TILE_ROWS] = (sums * inverse_rms).bfloat16().float()
+        return out[:, :vocab]

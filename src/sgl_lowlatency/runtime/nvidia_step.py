@@ -1,10 +1,10 @@
-"""The BuiltMegakernel SGLang installs: decides a step on the host, runs it on the current stream, hands over to the LM head."""
+"""The BuiltMegakernel SGLang installs: decides a step on the host, runs it on the current stream, hands over to the logits processor."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.coverage import DECODE, VERIFY, Coverage
 from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
 from sgl_lowlatency.runtime.fault_watch import FaultWatch
+from sgl_lowlatency.runtime.lm_head import ComputedLogits, computes_logits, logits_for
 from sgl_lowlatency.runtime.self_check import SelfCheck
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class NvidiaStep:
-    """`decode_step` from the embedding to the final norm, then the model's own logits processor, which gets the auxiliary hidden states
-    that the model captures at the first forward.
+    """`decode_step` from the embedding to the logits, or to the final norm, then the model's own logits processor, which gets the auxiliary
+    hidden states that the model captures at the first forward.
 
+    head_reasons: why the LM head is the logits processor's; it is the kernel's where step.weights have one.
     tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a verify step has a request, and then
     it serves verify steps alone. widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
     SGLang's forward thread.
@@ -46,12 +48,14 @@ class NvidiaStep:
         tolerances: Mapping[str, float],
         device_name: str,
         tokens_per_request: int = 1,
+        head_reasons: Sequence[str] = (),
     ):
+        self._head_reasons = tuple(head_reasons)
         self.widths = tuple(sorted(plans))
         self._tokens_per_request = tokens_per_request
         self._model, self._geometry, self._step, self._plans = model, geometry, step, plans
         self._device_name = device_name
-        # modules that a step of ours does not call; the logits processor and the LM head are called as ever
+        # modules that a step of ours does not call; the logits processor is called as ever
         self._replaced = [("model." + name if name else "model", module) for name, module in model.model.named_modules()]
         self._kv: sglang_state.KvState | None = None
         self._checked: set[int] = set()
@@ -66,9 +70,10 @@ class NvidiaStep:
         """What was built, for SGLang's startup line."""
         g, widest = self._geometry, self._plans[self.widths[-1]]
         verify = "" if self._tokens_per_request == 1 else f" (verify, {self._tokens_per_request} tokens a request)"
+        head = "LM head inside" if self._step.weights.lm_head is not None else f"LM head SGLang's ({'; '.join(self._head_reasons)})"
         return (
             f"decode_step{verify} for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
-            f"{g.head_dim}, intermediate {g.intermediate}; {widest.grid} blocks on {self._device_name}; "
+            f"{g.head_dim}, intermediate {g.intermediate}; {head}; {widest.grid} blocks on {self._device_name}; "
             f"plan {widest.hash[:12]}"
         )
 
@@ -122,8 +127,12 @@ class NvidiaStep:
         # under capture it lives in the graph's pool, so hidden states that SGLang keeps last as long as its own forward's.
         hidden = torch.empty((rows, self._geometry.hidden), dtype=torch.bfloat16, device=input_ids.device)
         aux = hidden.new_empty((rows, len(self._step.captured) * self._geometry.hidden)) if self._step.captured else None
+        lm_head, logits = self._model.lm_head, None
+        if computes_logits(self._model, self._step.weights.lm_head):
+            logits = logits_for(forward_batch, rows, self._geometry.vocab, hidden.device)
+            lm_head = ComputedLogits(lm_head, hidden, logits)
         if is_poisoned:
-            for output in (hidden, aux):
+            for output in (hidden, aux, logits):
                 if output is not None:
                     output.fill_(float("nan"))
         stream = torch.cuda.current_stream(hidden.device).cuda_stream if hidden.is_cuda else 0
@@ -138,8 +147,9 @@ class NvidiaStep:
             stream,
             lengths_are_prefix=self._tokens_per_request > 1,
             aux_out=aux,
+            logits=logits,
         )
-        return self._model.logits_processor(input_ids, hidden, self._model.lm_head, forward_batch, aux)
+        return self._model.logits_processor(input_ids, hidden, lm_head, forward_batch, aux)
 
     def _capture(self, layers: tuple[int, ...]) -> None:
         self._step.capture(layers)

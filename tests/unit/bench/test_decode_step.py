@@ -13,7 +13,7 @@ from sgl_lowlatency.bench.inputs import Inputs, Pool  # noqa: E402
 from sgl_lowlatency.bench.lm_head import LmHead  # noqa: E402
 from sgl_lowlatency.bench.results import Results  # noqa: E402
 from sgl_lowlatency.bench.shapes import PRESETS, Shape  # noqa: E402
-from sgl_lowlatency.kernels.decode_step import DecodeStep  # noqa: E402
+from sgl_lowlatency.kernels.decode_step import DecodeStep, EmulationOptions  # noqa: E402
 from sgl_lowlatency.plan.static_plan import make_plan  # noqa: E402
 from sgl_lowlatency.reference.inputs import random_weights  # noqa: E402
 
@@ -82,12 +82,13 @@ def test_the_head_is_checked_against_float32_of_its_own_hidden_states():
 
 def test_a_row_has_the_floors_of_the_step_and_of_step_and_head():
     shape = PRESETS["llama-3.2-1b"]
-    row = decode_step.row_of("llama-3.2-1b", shape, 1, 32, [0.62, 0.61, 0.63], [0.75, 0.77, 0.76], 4000.0)
+    row = decode_step.row_of("llama-3.2-1b", shape, 1, 32, [0.62, 0.61, 0.63], [0.75, 0.77, 0.76], [0.81, 0.8, 0.82], 4000.0)
     head_bytes = 128256 * 2048 * 2
     assert row["step_head_floor_bytes"] - row["floor_bytes"] == head_bytes
     assert row["step_head_floor_ms"] - row["floor_ms"] == pytest.approx(head_bytes / 4000.0 / 1e6)
     assert row["head_ms"] == pytest.approx(0.14)
     assert row["step_head_floor_share"] == pytest.approx(row["step_head_floor_ms"] / 0.76, abs=1e-4)
+    assert row["step_cublas_ms"] == [0.81, 0.8, 0.82]
     assert row["floor_bytes"] == floors.step_bytes(shape, rows=1, context=32, with_head=False)
 
 
@@ -112,7 +113,7 @@ def emulated(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(timing, "capture", lambda run: SimpleNamespace(replay=run))
-    monkeypatch.setattr(timing, "in_turn", lambda replays, groups, target_ms: [[1.0] * groups, [1.5] * groups])
+    monkeypatch.setattr(timing, "in_turn", lambda replays, groups, target_ms: [[1.0] * groups, [1.5] * groups, [1.75] * groups])
     monkeypatch.setattr(decode_step, "device_id", lambda device: None)
     monkeypatch.setattr(provenance, "gpu", lambda device_id=None: {"gpu": "none", "num_gpus": 0, "driver": "none", "clocks_mhz": {}})
     results = Results(None, what="kernel-step", name="x", weights="w", command=["x"], commit="abc")
@@ -132,6 +133,7 @@ def test_every_case_is_measured_and_passes_its_checks(emulated, tied):
     assert [(row["rows"], row["context"]) for row in rows] == [(1, 5), (3, 5), (1, 21), (3, 21)]
     assert [row["problems"] for row in rows] == [[]] * 4
     assert [(row["on_ms"], row["step_head_ms"], row["head_ms"]) for row in rows] == [([1.0] * 3, [1.5] * 3, 0.5)] * 4
+    assert [row["step_cublas_ms"] for row in rows] == [[1.75] * 3] * 4
     assert len({row["plan"] for row in rows}) == 2 and said[-1].endswith("output checked")
 
 
@@ -139,7 +141,18 @@ def test_a_replay_that_does_nothing_is_found(emulated, monkeypatch):
     monkeypatch.setattr(timing, "capture", lambda run: SimpleNamespace(replay=lambda: None))
     rows, _ = emulated(SHAPE)
     for row in rows:
-        assert "1 of 4 launches counted" in row["problems"] and "eager and replayed outputs differ" in row["problems"]
+        assert {"2 of 7 launches counted", "eager and replayed outputs differ", "eager and replayed logits differ"} <= set(row["problems"])
+        assert any(problem.startswith("cuBLAS: logits of the LM head are off by") for problem in row["problems"])
+
+
+def test_logits_that_the_kernel_gets_wrong_are_found(emulated, monkeypatch):
+    """A head without its factor 1 / rms, planted; hidden states and the product behind them stay right."""
+    construct = DecodeStep.__init__
+    monkeypatch.setattr(DecodeStep, "__init__", lambda *args, **kwargs: construct(*args, **kwargs, emulation=EmulationOptions(planted=15)))
+    rows, _ = emulated(SHAPE)
+    for row in rows:
+        (problem,) = row["problems"]
+        assert problem.startswith("logits of the LM head are off by")
 
 
 def test_a_kernel_that_ends_itself_is_reported_in_its_own_words(emulated, monkeypatch):

@@ -16,7 +16,7 @@ def content():
     results = Results(None, what="kernel-step", name="x", weights="made up", command=["x"], commit="abc")
     results.set(gpu="Card X", driver="1.2", bandwidth_gb_s={"read_gb_s": 4000})
     for rows, ms in ((1, 4.0), (8, 6.0)):
-        row = row_of("qwen3-8b", PRESETS["qwen3-8b"], rows, 1024, [ms] * 3, [ms + 0.5] * 3, 4000.0)
+        row = row_of("qwen3-8b", PRESETS["qwen3-8b"], rows, 1024, [ms] * 3, [ms + 0.5] * 3, [ms + 0.625] * 3, 4000.0)
         results.add(**row, problems=["output is not finite"] if rows == 8 else [])
     return results.content
 
@@ -41,7 +41,7 @@ def test_the_table_names_gpu_bandwidth_and_problems(content):
     one, eight = text.splitlines()[-2:]
     assert one.split()[:4] == ["qwen3-8b", "1", "1024", "4.0000"] and one.endswith("-")
     assert eight.endswith("output is not finite")
-    assert "0.5000" in one.split()  # the LM head
+    assert "0.5000" in one.split() and "4.6250" in one.split()  # the LM head, and the step with it by cuBLAS
 
 
 def test_the_picture_draws_every_bar_to_scale_with_its_floor(content, tmp_path):

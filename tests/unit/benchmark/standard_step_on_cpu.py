@@ -42,11 +42,11 @@ def main(folder, architecture):
         step = sglang_runner.decode(runner, rows=rows, context=context, vocab=shape.vocab)
         plugin.bind(step.batch)
         plugin.launch_with_head()
-        ours = plugin.hidden @ plugin.head.weight.T
+        ours, head = plugin.logits, plugin.step.weights.lm_head[: shape.vocab]
         entry = {"rows": rows, "lengths": step.batch.seq_lens.tolist(), "in_graph": step.in_graph}
         with sglang_runner.forward_without_head(runner.model):  # what is captured as the graph without head, run eagerly
             hidden = runner.forward(step.batch).logits_output
-        entry["without_head"] = distance(hidden @ plugin.head.weight.T, step.logits)
+        entry["without_head"] = distance(hidden @ head.T, step.logits)
         entry["plugin"] = distance(ours, step.logits)
         entry["shuffled"] = distance(ours, step.logits.roll(1, dims=-1))
         if has_qk_norm:

@@ -65,6 +65,16 @@ def test_weights_are_views_of_sglangs_tensors_under_the_right_names(family):
             assert not collected_tensor.requires_grad
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_lm_head_is_a_view_with_its_padding(tied):
+    model = sglang_model(random_weights(GEOMETRY, seed=0), padded_vocab=128)
+    model.lm_head = model.model.embed_tokens if tied else weight(torch.zeros(128, GEOMETRY.hidden).bfloat16())
+    collected = collect_weights(model, GEOMETRY, has_head=True)
+    assert collected.lm_head.data_ptr() == model.lm_head.weight.data_ptr() and collected.lm_head.shape == (128, GEOMETRY.hidden)
+    assert (collected.lm_head.data_ptr() == collected.embedding.data_ptr()) == tied and not collected.lm_head.requires_grad
+    assert collect_weights(model, GEOMETRY).lm_head is None
+
+
 def test_the_cpu_is_a_device_in_emulation_only(monkeypatch):
     monkeypatch.setattr(config, "get", lambda: config.Config(emulate=False))
     with pytest.raises(ValueError, match="the model is on 'cpu': .*SGL_LOWLATENCY_EMULATE=1"):

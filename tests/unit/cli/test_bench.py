@@ -29,7 +29,7 @@ def card(monkeypatch):
         for index, rows in enumerate(settings.rows):
             if facts["after"] is not None and index == facts["after"][0]:
                 raise facts["after"][1]
-            row = decode_step.row_of(name, shape, rows, settings.contexts[0], [4.0] * 3, [4.4] * 3, read_gb_s)
+            row = decode_step.row_of(name, shape, rows, settings.contexts[0], [4.0] * 3, [4.4] * 3, [4.5] * 3, read_gb_s)
             results.add(**row, problems=facts.get("problems", []))
 
     monkeypatch.setattr(decode_step, "measure", measure)

@@ -12,7 +12,8 @@ from sgl_lowlatency.plan.picture import draw
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.plan.static_plan import make_plan
 
-PLAN = make_plan(GEOMETRIES["qwen3-8b"], 2, 132)
+PLAN = make_plan(GEOMETRIES["qwen3-8b"], 2, 132, has_head=True)
+WITHOUT_HEAD = make_plan(GEOMETRIES["qwen3-8b"], 2, 132)
 
 
 def run(*argv):
@@ -23,7 +24,8 @@ def run(*argv):
 
 def test_bytes_and_floor_of_qwen3_8b():
     layer = 2 * 4096 * (6144 + 4096 + 3 * 12288) + 2 * (2 * 4096 + 2 * 128)
-    assert dump.weight_bytes(PLAN) == 36 * layer + 2 * 4096 * 3
+    assert dump.weight_bytes(WITHOUT_HEAD) == 36 * layer + 2 * 4096 * 3
+    assert dump.weight_bytes(PLAN) == dump.weight_bytes(WITHOUT_HEAD) + 2 * 4096 * 151936
     assert dump.kv_bytes(PLAN, 1024) == 36 * 2 * 1024 * 2 * 8 * 128 * 2
     assert dump.floor_ms(4_650_000_000) == pytest.approx(1.0)
 
@@ -32,13 +34,22 @@ def test_text_names_every_op_edge_and_buffer():
     text = dump.to_text(PLAN)
     assert PLAN.hash[:16] in text
     lines = text.splitlines()
-    for name in [*(op.name for op in PLAN.ops), *(edge.name for edge in PLAN.edges), *(b.name for b in PLAN.buffers)]:
+    for name in [*(op.name for op in PLAN.ops), "head", *(edge.name for edge in PLAN.edges), *(b.name for b in PLAN.buffers)]:
         assert any(line.split()[:1] == [name] for line in lines), name
     assert "12 x 2, 120 x 3" in text  # blocks x qkv tiles
     assert any(line.split()[:4] == ["attention", "4,096", "combine", "out_proj"] for line in lines)  # words: 2 rows of 4096 bf16
     assert f"8 generations of {PLAN.generation_bytes:,} bytes" in text and "layer l clears that of layer l + 4" in text
     assert "1.031 of the mean" in text
+    assert any(line.split()[:2] == ["1,024", "15,136,827,392"] for line in lines)
+    assert "12 x 2, 120 x 3" in text and "8 x 71, 124 x 72" in text and "behind the last one the LM head" in text  # blocks x tiles of the head
+
+
+def test_text_of_a_step_without_a_head():
+    text = dump.to_text(WITHOUT_HEAD)
+    lines = text.splitlines()
+    assert not any(line.split()[:1] == ["head"] for line in lines) and "ends at the final norm" in text
     assert any(line.split()[:2] == ["1,024", "13,892,167,680"] for line in lines)
+    assert any("after the last layer: final norm" in line for line in draw(WITHOUT_HEAD).to_svg().splitlines())
 
 
 def test_a_verify_step_says_what_it_is_made_of():
@@ -58,6 +69,7 @@ def test_picture_is_svg_with_a_bar_piece_per_block_and_op(tmp_path):
     assert any(PLAN.hash[:12] in text for text in texts)
     assert {"qkv", "attention", "out_proj", "gate_up", "down"} <= set(texts)
     assert {"12,288 words", "4,096 words", "8,704 words"} <= set(texts)
+    assert any("LM head, 9,496 tiles, logits out; final norm, hidden out" in text for text in texts)
 
 
 def test_picture_ending_is_checked(tmp_path):
@@ -89,6 +101,11 @@ def test_command_prints_text(capsys):
 def test_command_prints_the_json_that_the_hash_covers(capsys):
     assert run("--geometry", "qwen3-8b", "--rows", "2", "--json") == 0
     assert capsys.readouterr().out == PLAN.to_json() + "\n"
+
+
+def test_command_plans_a_step_without_a_head(capsys):
+    assert run("--geometry", "qwen3-8b", "--rows", "2", "--without-head") == 0
+    assert WITHOUT_HEAD.hash[:16] in capsys.readouterr().out
 
 
 def test_command_reads_a_config(tmp_path, capsys):

@@ -11,6 +11,7 @@ from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
 
 PLAN = make_plan(GEOMETRIES["qwen3-0.6b"], 16, 132)  # 64 of 132 blocks own tiles of out_proj and of down
+HEAD_PLAN = make_plan(GEOMETRIES["qwen3-8b"], 16, 132, has_head=True)  # K of the head in two panels
 
 
 def with_op(name, **changes):
@@ -229,3 +230,55 @@ def test_buffers_of_another_number_of_rows_per_request():
     """16 query heads on 8 kv heads: items of a verify step have up to four rows' columns, a decode plan's partials hold one."""
     errors = validate(dataclasses.replace(PLAN, rows_per_request=4))
     assert any(error.startswith("buffer partial_out: ") and "needs" in error for error in errors)
+
+
+def with_head(**changes):
+    return dataclasses.replace(HEAD_PLAN, head=dataclasses.replace(HEAD_PLAN.head, **changes))
+
+
+def head_tiles(block, begin, count):
+    tiles = list(HEAD_PLAN.head.tiles)
+    tiles[block] = (begin, count)
+    return with_head(tiles=tuple(tiles))
+
+
+def test_a_plan_with_a_head_is_valid():
+    assert validate(HEAD_PLAN, num_sms=132) == []
+    assert HEAD_PLAN.head.num_panels == 2 and HEAD_PLAN.max_tiles_multi_panel < HEAD_PLAN.head.max_tiles
+
+
+def test_a_head_tile_that_is_produced_twice_or_never():
+    begin, count = HEAD_PLAN.head.tiles[5]
+    assert validate(head_tiles(5, begin - 1, count + 1)) == [f"op head: tile {begin - 1} is produced 2 times"]
+    assert validate(head_tiles(5, begin, count - 1)) == [f"op head: tile {begin + count - 1} is produced 0 times"]
+    begin, count = HEAD_PLAN.head.tiles[-1]
+    assert f"op head: block 131 owns tiles {begin}..{begin + count + 1} of 9496" in validate(head_tiles(131, begin, count + 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_tiles": 9495}, "op head: 9495 tiles do not cover 151936 output rows"),
+        ({"k_extent": 2048}, "op head: k_extent 2048 is not the matrix's K 4096"),
+        ({"k_panel": 1000}, "op head: k_panel 1000 is neither all of K nor a multiple of 512"),
+        ({"k_panel": 4096}, f"op head: a panel of 131328 bytes exceeds max_panel_bytes {HEAD_PLAN.max_panel_bytes}"),
+        ({"tiles": HEAD_PLAN.head.tiles[:-1]}, "op head: tile ranges for 131 blocks on a grid of 132"),
+        ({"element_bytes": 1}, "head is op head of 1 bytes a weight, not head of 2"),
+    ],
+)
+def test_a_wrong_head(changes, message):
+    assert message in validate(with_head(**changes))
+
+
+def test_a_head_of_several_panels_needs_an_accumulator():
+    plan = dataclasses.replace(HEAD_PLAN, max_tiles_multi_panel=0)
+    assert "op head: 1 tiles of one block across panels, accumulators for 0" in validate(plan)
+
+
+def test_a_head_that_waits_for_nothing():
+    others = tuple(consumer for consumer in HEAD_PLAN.edge("down").consumers if consumer[0] != "head")
+    edges = tuple(dataclasses.replace(e, consumers=others) if e.name == "down" else e for e in HEAD_PLAN.edges)
+    errors = validate(dataclasses.replace(HEAD_PLAN, edges=edges))
+    assert errors == [
+        "phase head waits for no edge", *(f"buffer {name}: head reads it without waiting for edge down" for name in ("end_scaled", "end_squares"))
+    ]

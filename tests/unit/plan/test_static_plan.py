@@ -25,7 +25,7 @@ SMALL_GRID_REFUSED = {  # (geometry, grid, rows) whose accumulators across panel
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_every_width_on_a_real_grid_is_valid(name, grid):
     for rows in ROWS:
-        plan = make_plan(GEOMETRIES[name], rows, grid)
+        plan = make_plan(GEOMETRIES[name], rows, grid, has_head=True)
         assert validate(plan, num_sms=grid) == []
         assert plan.num_stages >= (7 if rows <= 16 else 4), "the ring holds at least 116 KB; where many rows take it, more than is in flight"
 
@@ -216,3 +216,22 @@ def test_unsupported_arguments_are_named(changes, rows, grid, message):
 def test_too_little_shared_memory_is_named():
     with pytest.raises(PlanError, match="shared_memory_bytes 49152 is too little for rows 1 on grid 132"):
         make_plan(GEOMETRIES["qwen3-8b"], 1, 132, shared_memory_bytes=49152)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 32])
+@pytest.mark.parametrize("element_bytes", [2, 1])
+def test_a_head_takes_nothing_from_the_layers(rows, element_bytes):
+    """Of a bf16 model; behind FP8 layers, whose panels are shorter, it may take panels of its own."""
+    plan, bare = (make_plan(GEOMETRIES["qwen3-8b"], rows, 132, element_bytes=element_bytes, has_head=has_head) for has_head in (True, False))
+    assert validate(plan) == [] and plan.head.element_bytes == 2 and bare.head is None
+    assert (plan.ops, plan.num_stages, plan.generation_bytes) == (bare.ops, bare.num_stages, bare.generation_bytes)
+    assert plan.hash != bare.hash
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_the_heads_surplus_goes_to_blocks_with_less_to_do_in_the_layer_before(name):
+    plan = make_plan(GEOMETRIES[name], 1, 132, has_head=True)
+    counts, loads = [count for _, count in plan.head.tiles], plan.block_weight_bytes()
+    assert sum(counts) == -(-GEOMETRIES[name].vocab // abi.TILE_ROWS) and max(counts) - min(counts) <= 1
+    more, fewer = ([load for load, count in zip(loads, counts) if (count == max(counts)) == is_more] for is_more in (True, False))
+    assert not fewer or max(more) <= min(fewer)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from sgl_lowlatency.reference.gate import compare, figure
+from sgl_lowlatency.reference.gate import compare, figure, top_token
 from sgl_lowlatency.reference.step import StepOutputs
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -89,3 +89,28 @@ def test_every_output_is_judged_alone_and_named():
     assert not report.passed
     assert [f.output for f in report.misses] == ["v_rows[1]"]
     assert "MISS v_rows[1]" in str(report) and report.worst_ratio > 10
+
+
+def test_the_top_token_counts_where_the_oracle_decides():
+    """Margins of 1.0, 0.1 and 1.0 beside a standard path off by 0.2: two rows are decided, of which ours has one."""
+    oracle = torch.tensor([[0.0, 2.0, 1.0], [1.0, 1.1, 0.0], [3.0, 2.0, 0.0]], dtype=torch.float64)
+    standard = oracle.float() + 0.2
+    ours = torch.tensor([[0.0, 2.0, 1.0], [1.2, 1.1, 0.0], [2.0, 2.5, 0.0]])
+    found = top_token(ours, standard, oracle)
+    assert (found.num_rows, found.num_decided, found.num_agreed, found.passed) == (3, 2, 1, False)
+    assert str(found) == "MISS top token: 1 of 2 decided rows, of 3"
+    assert top_token(oracle.float(), standard, oracle).passed
+    assert not top_token(torch.full_like(ours, float("nan")), standard, oracle).passed
+
+
+def test_a_wrong_top_token_alone_fails_the_gate():
+    """Two logits swapped where the sums of squares hardly notice."""
+    generator = torch.Generator().manual_seed(0)
+    oracle = torch.randn(4, 4096, generator=generator, dtype=torch.float64)
+    oracle[0, :2] = torch.tensor([6.0, 5.7])
+    standard, ours = (oracle + 0.1 * (torch.rand(oracle.shape, generator=generator, dtype=torch.float64) - 0.5)).float(), oracle.float()
+    ours[0, :2] = torch.tensor([5.8, 5.9])
+    outputs = [StepOutputs(x[:, :8], x[None, :, :8], x[None, :, :8], x) for x in (ours, standard, oracle)]
+    report = compare(*outputs)
+    assert report.figures[-1].output == "logits" and report.figures[-1].passed
+    assert not report.passed and not report.top_token.passed and "MISS top token" in str(report)

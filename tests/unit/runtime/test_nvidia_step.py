@@ -13,6 +13,7 @@ from sgl_lowlatency import config
 from sgl_lowlatency.runtime import nvidia_step, sglang_state
 from sgl_lowlatency.runtime.coverage import DRAFT_MODEL, PREFILL, Coverage
 from sgl_lowlatency.runtime.draft_step import DraftStep
+from sgl_lowlatency.runtime.lm_head import ComputedLogits
 from tiny_serving import TOLERANCES
 
 
@@ -41,6 +42,7 @@ def build(serving, *widths, planted=0):
         tolerances=TOLERANCES,
         device_name="host emulation",
         tokens_per_request=serving.drafts,
+        head_reasons=() if serving.weights.lm_head is not None else ("lm_head has a bias",),
     )
 
 
@@ -146,7 +148,7 @@ def test_each_width_is_checked_once_before_it_serves(serving, environment, caplo
     assert built.coverage.counts().executed == {1: 3, 2: 1}, "the check's own launches serve nobody"
 
 
-@pytest.mark.parametrize("planted", [4, 7, 8])
+@pytest.mark.parametrize("planted", [4, 7, 8, 15])
 def test_a_broken_kernel_is_refused_with_figures(serving, environment, planted):
     built = build(serving, 1, planted=planted)
     with pytest.raises(RuntimeError, match=r"self-check failed, the server is refused: 1 rows, .* FAILED: .* is not within 0\.12"):
@@ -214,4 +216,56 @@ def test_declining_a_graph_size_at_capture_is_no_fallback(serving, environment):
 
 def test_the_summary_says_what_was_built(serving, environment):
     summary = build(serving, 1, 2).summary()
-    assert summary.startswith("decode_step for 2 layers, hidden 128, 4/2 heads of 64, intermediate 128; 2 blocks on host emulation")
+    assert summary.startswith("decode_step for 2 layers, hidden 128, 4/2 heads of 64, intermediate 128; LM head inside; 2 blocks on host emulation")
+
+
+def test_the_summary_says_why_the_head_is_sglangs(make_serving, environment):
+    assert "; LM head SGLang's (lm_head has a bias); " in build(make_serving(has_head=False), 1).summary()
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Hidden states that something else than the kernel was multiplied for, in order."""
+    seen, linear = [], torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *args: seen.append(x) or linear(x, *args))
+    matmul = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, y: seen.append(x) or matmul(x, y))
+    return seen
+
+
+def test_logits_are_the_kernels_in_the_buffer_of_the_graphs(serving, environment, products):
+    """Where SGLang would copy its own to, so that nothing is left to do; rounded to bf16 as its are."""
+    environment(self_check=False)
+    built, batch = build(serving, 3), live_batch(serving, [70, 1, 33])
+    batch.next_token_logits_buffer = torch.full((3, serving.geometry.vocab), float("nan"))
+    output = run(built, serving, batch)
+    assert output.next_token_logits is batch.next_token_logits_buffer and products == []
+    assert torch.equal(output.next_token_logits, output.next_token_logits.bfloat16().float())
+    expected = (output.hidden_states @ serving.model.lm_head.weight.T).float()
+    assert float((output.next_token_logits - expected).norm() / expected.norm()) < 0.01
+    batch.next_token_logits_buffer = None
+    again = run(built, serving, batch).next_token_logits
+    assert torch.equal(again, output.next_token_logits) and again.data_ptr() != output.next_token_logits.data_ptr() and len(products) == 1
+
+
+@pytest.mark.parametrize("case", ["no head", "a hook before the processor", "another weight"])
+def test_a_step_whose_logits_the_kernel_cannot_give_ends_at_the_final_norm(case, make_serving, environment, products):
+    """The LM head is then SGLang's own, on our hidden states: its bits."""
+    environment(self_check=False)
+    serving = make_serving(has_head=case != "no head")
+    built, batch = build(serving, 2), live_batch(serving, [70, 1])
+    if case == "a hook before the processor":
+        serving.model.logits_processor.register_forward_pre_hook(lambda module, args: None)
+    if case == "another weight":
+        serving.model.lm_head.weight = torch.nn.Parameter(serving.model.lm_head.weight * 2, requires_grad=False)
+    output = run(built, serving, batch)
+    assert products == [output.hidden_states]
+    assert torch.equal(output.next_token_logits, (output.hidden_states @ serving.model.lm_head.weight.T).float())
+
+
+def test_logits_of_other_hidden_states_are_computed(serving, environment):
+    hidden, logits = torch.randn(2, serving.geometry.hidden).bfloat16(), torch.zeros(2, serving.geometry.vocab)
+    head, weight = ComputedLogits(serving.model.lm_head, hidden, logits), serving.model.lm_head.weight
+    assert head.apply(head, hidden) is logits
+    assert torch.equal(head.apply(head, hidden[:1]), hidden[:1] @ weight.T)
+    assert torch.equal(head.apply(head, hidden, weight[:, 0]), torch.nn.functional.linear(hidden, weight, weight[:, 0]))

@@ -80,7 +80,7 @@ def test_layers_that_change_after_the_first_step_are_left_to_sglang(make_serving
 def test_a_kernel_that_captures_what_leaves_a_layer_is_refused(make_serving, environment, drafts):  # noqa: F811
     serving = make_serving(drafts=drafts, num_layers=LAYERS)
     serving.model.capture([1, 2])
-    built = build(serving, drafts, planted=15)
+    built = build(serving, drafts, planted=20)
     with pytest.raises(RuntimeError, match=r"self-check failed, the server is refused: .* FAILED: aux\.relative_l2 .* aux\.layer_ratio"):
         run(built, serving, live_batch(serving, [20]))
 

@@ -22,6 +22,7 @@ from sgl_lowlatency.reference import standard_path
 from sgl_lowlatency.reference.inputs import random_weights
 from sgl_lowlatency.reference.step import StepInputs
 from sgl_lowlatency.runtime.exact_linears import ExactLinear
+from sgl_lowlatency.runtime.lm_head import ComputedLogits
 from sgl_lowlatency.runtime.sglang_state import KvState, captured_layers
 
 GEOMETRY = Geometry(
@@ -54,6 +55,19 @@ def _linear(tensors: LayerTensors, name: str) -> torch.nn.Module:
     return module
 
 
+class TinyProcessor(torch.nn.Module):
+    """SGLang's LogitsProcessor: a head with a quant_method gives the product, else it is bf16; fp32 in the batch's buffer if there is one."""
+
+    def forward(self, input_ids, hidden, lm_head, forward_batch, aux_hidden_states):
+        assert aux_hidden_states is None
+        method = getattr(lm_head, "quant_method", None)
+        logits = hidden @ lm_head.weight.T if method is None else method.apply(lm_head, hidden, None)
+        buffer = forward_batch.next_token_logits_buffer
+        if buffer is not None and logits is not buffer:
+            logits = buffer.copy_(logits)
+        return SimpleNamespace(next_token_logits=logits.float(), hidden_states=hidden)
+
+
 class TinyModel(torch.nn.Module):
     """The attributes of Qwen3ForCausalLM that the runtime and the build read."""
 
@@ -71,30 +85,29 @@ class TinyModel(torch.nn.Module):
             mlp.gate_up_proj, mlp.down_proj = _linear(tensors, "gate_up"), _linear(tensors, "down")
             layer.self_attn, layer.mlp = attention, mlp
             self.model.layers.append(layer)
-        self.lm_head = _holder(lm_head)
+        self.lm_head, self.logits_processor = _holder(lm_head), TinyProcessor()
         self.capture_aux_hidden_states, self.model.layers_to_capture = False, []
 
     def capture(self, layers):
         """As SGLang configures it for drafts that read the inputs of `layers`."""
         self.capture_aux_hidden_states, self.model.layers_to_capture = True, layers
 
-    def logits_processor(self, input_ids, hidden, lm_head, forward_batch, aux_hidden_states):
-        states = hidden if aux_hidden_states is None else aux_hidden_states
-        return SimpleNamespace(next_token_logits=(hidden @ lm_head.weight.T).float(), hidden_states=states)
-
 
 class TinyServing:
-    """One model with its pools. page_size and num_slots shape the KV pool. drafts: tokens a request, 1 for plain decode."""
+    """One model with its pools. page_size and num_slots shape the KV pool. drafts: tokens a request, 1 for plain decode. has_head: the
+    kernel has the LM head."""
 
     def __init__(
         self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100, drafts: int = 1,
-        weight_format: str = "bf16", num_layers: int = GEOMETRY.num_layers,
+        weight_format: str = "bf16", num_layers: int = GEOMETRY.num_layers, has_head: bool = True,
     ):
         g, self.drafts = dataclasses.replace(GEOMETRY, num_layers=num_layers), drafts
         self.geometry, self.weights = g, random_weights(g, seed=0, weight_format=weight_format)
         generator = torch.Generator().manual_seed(1)
         lm_head = (torch.randn(g.vocab, g.hidden, generator=generator) * 3 * g.hidden**-0.5).bfloat16()
         self.model = TinyModel(self.weights, lm_head)
+        if has_head:
+            self.weights = dataclasses.replace(self.weights, lm_head=self.model.lm_head.weight.detach())
         shape = (num_slots, g.num_kv_heads, g.head_dim)
         k, v = ([torch.randn(shape, generator=generator).bfloat16() for _ in range(g.num_layers)] for _ in range(2))
         table = torch.randint(0, num_slots, (request_rows, context), generator=generator, dtype=torch.int32)
@@ -115,7 +128,7 @@ class TinyServing:
         self.backend.forward_metadata = f"of planned batch {len(self.planned)}"
 
     def plans(self, *widths: int):
-        kinds = {"rows_per_request": self.drafts, "element_bytes": self.weights.element_bytes}
+        kinds = {"rows_per_request": self.drafts, "element_bytes": self.weights.element_bytes, "has_head": self.weights.lm_head is not None}
         return {rows: make_plan(self.geometry, rows, GRID, SHARED_MEMORY_BYTES, **kinds) for rows in widths}
 
     def decode_step(self, *widths: int, planted: int = 0):
@@ -167,7 +180,7 @@ class TinyServing:
         return SimpleNamespace(next_token_logits=outputs.logits, hidden_states=states)
 
     def kernel(self, planted: int = 0, *, rows: int):
-        """Our forward: the emulated kernel, optionally with a planted bug, and the model's logits processor."""
+        """Our forward: the emulated kernel with its LM head, optionally with a planted bug, and the model's logits processor."""
         step = self.decode_step(rows, planted=planted)
         step.attach_kv(self.kv.k, self.kv.v, self.kv.req_to_token)
         step.capture(captured_layers(self.model))
@@ -176,7 +189,10 @@ class TinyServing:
             fb, hidden = forward_batch, torch.empty((rows, self.geometry.hidden), dtype=torch.bfloat16)
             aux = torch.empty((rows, len(step.captured) * self.geometry.hidden), dtype=torch.bfloat16) if step.captured else None
             prefix = {} if self.drafts == 1 else {"lengths_are_prefix": True}
-            step.launch(rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden, aux_out=aux, **prefix)
-            return self.model.logits_processor(input_ids, hidden, self.model.lm_head, fb, aux)
+            logits = torch.empty((rows, self.geometry.vocab))
+            step.launch(
+                rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden, aux_out=aux, logits=logits, **prefix
+            )
+            return self.model.logits_processor(input_ids, hidden, ComputedLogits(self.model.lm_head, hidden, logits), fb, aux)
 
         return forward

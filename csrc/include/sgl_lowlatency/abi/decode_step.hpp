@@ -55,8 +55,9 @@ SGL_ABI_FUNCTION int32_t element_bytes(WeightFormat format) { return format == k
 // K elements of one ring stage: 512 of bf16, 1024 of FP8.
 SGL_ABI_FUNCTION int32_t stage_k(int32_t element_bytes) { return kStageBytes / kTileRows / element_bytes; }
 
-// The four weight matrices of a layer, in execution order.
-enum OpIdx : int32_t { kOpQkv = 0, kOpOutProj = 1, kOpGateUp = 2, kOpDown = 3, kNumOps = 4 };
+// The four weight matrices of a layer, in execution order, and the LM head, which follows the last layer in a step that has logits.
+enum OpIdx : int32_t { kOpQkv = 0, kOpOutProj = 1, kOpGateUp = 2, kOpDown = 3, kNumOps = 4, kOpHead = kNumOps };
+constexpr int32_t kNumMatrices = kNumOps + 1;  // that a block may own tiles of
 
 // What a layer hands from block to block: words in a hand-over buffer (HandoverLayout), each its own flag (sync/handover.hpp).
 enum EdgeIdx : int32_t {
@@ -65,7 +66,7 @@ enum EdgeIdx : int32_t {
   kEdgeAttention = 2,  // attention output                   -> out_proj
   kEdgeOutProj = 3,    // residual after attention           -> gate_up, down
   kEdgeGateUp = 4,     // SwiGLU activations                 -> down
-  kEdgeDown = 5,       // residual after the MLP             -> next layer's qkv and out_proj, final norm; also the embedding
+  kEdgeDown = 5,       // residual after the MLP             -> next layer's qkv and out_proj, final norm, LM head; also the embedding
   kNumEdges = 6
 };
 
@@ -73,6 +74,7 @@ enum EdgeIdx : int32_t {
 // (abi/weight_map.hpp) in the order of OpIdx:
 //   qkv [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden], rows q | k | v;  out_proj [hidden, num_q_heads * head_dim];
 //   gate_up [2 * intermediate, hidden], rows gate | up, two parts;  down [hidden, intermediate]
+// The LM head is [vocab or more, hidden] bf16, whatever the layers' format; rows beyond vocab are read and dropped.
 struct WeightMap;
 
 // What else a layer has: vectors of bf16, and where the stream that enters it goes.
@@ -147,7 +149,7 @@ struct FaultRecord {
   int32_t rank;
   int32_t sm;
   int32_t block;
-  int32_t layer;       // 0 for inputs that are checked before the first layer
+  int32_t layer;       // 0 for inputs that are checked before the first layer; num_layers for the ring stages of the LM head
   int32_t edge;        // EdgeIdx, or the ring stage, or the row for kFaultBad* (of what a request has, its first row)
   uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*
   uint32_t seen;       // the word; the other parity; its low 32 bits
@@ -203,6 +205,12 @@ struct SmemLayout {
 
 // Bytes of one row of an activation panel of k_panel bf16.
 SGL_ABI_FUNCTION int32_t panel_row_bytes(int32_t k_panel) { return k_panel * 2 + kPanelPadBytes; }
+
+// Tiles of one block that are walked panel by panel at a time: all that it has, but of the LM head, which may have more than there
+// are accumulators, no more than those when K is in several panels.
+SGL_ABI_FUNCTION int32_t tiles_at_once(int32_t op, const OpPlan& plan, int32_t num_tiles, int32_t max_tiles_multi_panel) {
+  return op == kOpHead && plan.k_panel < plan.k_extent && max_tiles_multi_panel < num_tiles ? max_tiles_multi_panel : num_tiles;
+}
 
 // Attention items that share one kv head, because an item holds at most kMaxHeadsPerItem query heads.
 SGL_ABI_FUNCTION int32_t head_subgroups(int32_t num_q_heads, int32_t num_kv_heads) {
@@ -285,21 +293,21 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
 
 struct DecodeStepParams {
   Geometry geometry;
-  OpPlan ops[kNumOps];
+  OpPlan ops[kNumMatrices];       // the LM head's: no tiles, no head
   int32_t rows;                   // 1..kMaxRows
   int32_t num_stages;             // of the weight ring, 2..kMaxStages
   int32_t max_panel_bytes;        // of any op and of attention
   int32_t max_tiles_multi_panel;  // accumulators kept across panels, see smem_layout
   SmemLayout shared;              // smem_layout of the four numbers above: offsets that cost the kernel no registers
   int32_t rank;                   // for the fault record
-  WeightFormat weights;           // of every matrix
+  WeightFormat weights;           // of every matrix but the LM head
   uint64_t deadline_ns;           // of a wait for an edge; a wait for the ring lasts twice as long
 
   const LayerWeights* layers;  // [num_layers], device memory
-  const WeightMap* maps;       // [num_layers][kNumOps], device memory
+  const WeightMap* maps;       // [num_layers][kNumOps], then the LM head's where there is one, device memory
   const LayerScales* scales;   // [num_layers], device memory; null for bf16 weights
   const KvLayer* kv;           // [num_layers], device memory
-  const TileRange* tiles;      // [grid][kNumOps], device memory
+  const TileRange* tiles;      // [grid][kNumMatrices], device memory
   const bf16* embedding;       // [vocab, hidden]
   const bf16* final_norm;      // [hidden]
   const float* cos_sin;        // [max_position, head_dim]: cos half | sin half
@@ -316,6 +324,7 @@ struct DecodeStepParams {
   HandoverLayout at;         // handover_layout of this step
   StreamLayout stream;       // stream_layout of this step
   bf16* hidden_out;          // [rows, hidden] after the final norm
+  float* logits;             // [rows, vocab], rounded to bf16; null: this launch ends without the LM head
 
   SyncState* sync;            // device memory
   FaultRecord* fault;         // host-visible

@@ -26,6 +26,7 @@ enum class Planted : int32_t {
   kPlaceCountsItself = 18, // an expert's place counts the expert itself
   kUnsyncedChoices = 19,   // experts are placed with no barrier behind the choices of rows
   kCapturesOutput = 20,    // the auxiliary hidden states of a layer are the stream that leaves it, not the one that enters it
+  kUnscaledHead = 21,      // logits without the factor 1 / rms
 };
 
 }  // namespace sgl_lowlatency::dialect

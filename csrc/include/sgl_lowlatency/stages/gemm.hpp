@@ -21,21 +21,22 @@ struct Early {
   uint32_t weights;  // two bf16, of the norm that follows or of the bias
 };
 
-// One operation's tiles of this block. Ops is the caller's table of what differs between the four operations:
+// Tiles `own` of one operation. Ops is the caller's table of what differs between operations:
 //   ops.load<kOp>(k0, k1)          fills the panel (load_panel)
 //   ops.before<kOp>(tile, m, n)    Early, of a finisher's pair: n < rows
 //   ops.finish<kOp>(pair, is_finisher, early)  called by all lanes of the warps that hold finishers
-//   ops.behind<kOp>(index)         called by all consumer threads behind the block's finished tile number `index`
+//   ops.behind<kOp>(index)         called by all consumer threads behind the finished tile number `index` of `own`
 // Entry: all consumer threads; panel and scratch are free. Some threads return while others still read scratch: the next barrier
 // of the consumers comes before anyone writes that half of it again.
 template <int32_t kNTiles, int32_t kElementBytes, int32_t kOp, class Ops>
-SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, uint32_t& scratch_parity, const Ops& ops) {
+SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, const abi::TileRange& own, RingCursor& cursor,
+                          uint32_t& scratch_parity, const Ops& ops) {
   constexpr int32_t kHalf = abi::kTileRows / 2;
   constexpr bool kPaired = kOp == abi::kOpGateUp;
   constexpr int32_t kPairs = (kPaired ? kHalf : abi::kTileRows) / 2;  // pairs of one row of a tile
   static_assert(kNTiles * 8 * kPairs <= kConsumerThreads, "a thread finishes one pair of a tile");
   const sync::FaultSink sink = fault_sink(p);
-  const int32_t begin = s.rows()->tiles[kOp].begin, end = begin + s.rows()->tiles[kOp].count;
+  const int32_t begin = own.begin, end = begin + own.count;
   const int32_t k_extent = p.ops[kOp].k_extent, k_panel = p.ops[kOp].k_panel;
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
   const int32_t pitch = abi::panel_row_bytes(k_panel);

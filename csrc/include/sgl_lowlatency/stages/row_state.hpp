@@ -56,7 +56,7 @@ static_assert(sizeof(Row) == abi::kRowBytes, "smem_layout reserves kRowBytes a r
 
 // What a block knows of a launch, and its rows, as many as the step has.
 struct RowState {
-  abi::TileRange tiles[abi::kNumOps];     // the block's tiles of each operation
+  abi::TileRange tiles[abi::kNumMatrices];  // the block's tiles of each operation
   LayerTables tables[2];                  // of this layer and of the next one: layer % 2
   AttentionItem items[kKeptItems];        // the block's first attention items: they are the same in every layer
   int32_t num_items;                      // of the block
@@ -103,23 +103,25 @@ SGL_DEVICE void sync_consumers() { dialect::sync_named(kConsumerBarrier, kConsum
 template <bool kIsVerify>
 SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row) {
   const sync::FaultSink sink = fault_sink(p);
-  const auto checked = [&](int64_t value, int64_t limit, abi::FaultKind kind) {
+  // The record's value is loaded once more: kept in registers for it, the values spilled.
+  const auto checked = [&](const int64_t* at, int64_t limit, abi::FaultKind kind) {
+    const int64_t value = dialect::load_constant(at);
     if (value < 0 || value >= limit) {
-      sync::raise_fault(sink.record, sink.rank, kind, 0, row, static_cast<uint32_t>(limit), static_cast<uint32_t>(value),
-                        static_cast<uint64_t>(value));
+      const uint64_t bad = static_cast<uint64_t>(dialect::load_plain(at));
+      sync::raise_fault(sink.record, sink.rank, kind, 0, row, static_cast<uint32_t>(limit), static_cast<uint32_t>(bad), bad);
     }
     return static_cast<int32_t>(value);
   };
   const abi::Geometry& g = p.geometry;
-  s.rows()->row[row].token = checked(dialect::load_constant(p.input_ids + row), g.vocab, abi::kFaultBadTokenId);
-  s.rows()->row[row].position = checked(dialect::load_constant(p.positions + row), g.max_position, abi::kFaultBadPosition);
-  s.rows()->row[row].slot = checked(dialect::load_constant(p.out_cache_loc + row), g.num_kv_slots, abi::kFaultBadSlot);
+  s.rows()->row[row].token = checked(p.input_ids + row, g.vocab, abi::kFaultBadTokenId);
+  s.rows()->row[row].position = checked(p.positions + row, g.max_position, abi::kFaultBadPosition);
+  s.rows()->row[row].slot = checked(p.out_cache_loc + row, g.num_kv_slots, abi::kFaultBadSlot);
   const int32_t num_new = rows_per_request<kIsVerify>(p), request = request_of<kIsVerify>(p, row), uncounted = num_new - p.counted_tokens;
   if (row != request * num_new) return;
-  const int32_t length = checked(dialect::load_constant(p.seq_lens + request), static_cast<int64_t>(g.req_to_token_stride) + 1 - uncounted,
+  const int32_t length = checked(p.seq_lens + request, static_cast<int64_t>(g.req_to_token_stride) + 1 - uncounted,
                                  abi::kFaultBadLength) + uncounted;
   s.rows()->row[request].length = length >= num_new ? length : 0;
-  s.rows()->row[request].request = checked(dialect::load_constant(p.req_pool_indices + request), g.num_request_rows, abi::kFaultBadRequestRow);
+  s.rows()->row[request].request = checked(p.req_pool_indices + request, g.num_request_rows, abi::kFaultBadRequestRow);
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -1,20 +1,20 @@
-// decode_step: one decode step of a Llama-like dense model, embedding to final norm, in one persistent launch. DESIGN.md has the reasons.
+// decode_step: one decode step of a Llama-like dense model, embedding to logits, in one persistent launch. DESIGN.md has the reasons.
 //
 //   x = embedding[input_ids]
 //   per layer: x += out_proj(attention(rope(qk_norm(qkv(rms_norm(x)) + bias))));  x += down(silu(gate(rms_norm(x))) * up(rms_norm(x)))
-//   hidden_out = rms_norm(x) * final_norm
+//   hidden_out = rms_norm(x) * final_norm;  logits = rms_norm(x) * final_norm @ head.T, where they are asked for
 //
 // Tensors   (abi/decode_step.hpp has all) weights of a layer [out, K] bf16 or FP8 (abi::WeightFormat), KV pool [slots, num_kv_heads, head_dim] bf16, both in
 //           SGLang's own layout; inputs [rows] or [requests] int64, req_to_token [requests, tokens] int32; hidden_out [rows, hidden] bf16;
-//           aux_out [rows, captured layers * hidden] bf16, the x that enters each captured layer. What blocks hand to each other lies in
-//           abi::HandoverLayout.
+//           aux_out [rows, captured layers * hidden] bf16, the x that enters each captured layer; logits [rows, vocab] fp32. What blocks
+//           hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
 //           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request).
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
-//           norm. A block runs its static tiles (StaticPlan) and its share of the attention items (cut on the device from the
-//           lengths), and behind its first gate_up tiles the layer's upkeep.
+//           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
+//           the attention items (cut on the device from the lengths), and behind its first gate_up tiles the layer's upkeep.
 // Hand-over every word is its own flag (sync/handover.hpp): a phase polls the words it needs and stores its results, no more.
 //           Words are used again kGenerations layers later, cleared and ordered meanwhile (stages/generations.hpp).
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
@@ -22,6 +22,7 @@
 #pragma once
 #include "sgl_lowlatency/stages/attention_phase.hpp"
 #include "sgl_lowlatency/stages/gemm.hpp"
+#include "sgl_lowlatency/stages/lm_head.hpp"
 #include "sgl_lowlatency/stages/operand.hpp"
 
 namespace sgl_lowlatency::kernels {
@@ -54,7 +55,7 @@ struct DecodeStep {
       }
       uint32_t word[1];
       dialect::load_words(word, stream_words(step.p, step.s, input_stream<kOp>(step.p, layer), step.p.stream.x).buffer + stream_word(tile, m, n));
-      // Of the norm behind the last layer, nobody reads the scaled stream.
+      // Scaled by the norm behind the last layer, the stream is the LM head's operand.
       const bool is_last = kOp == abi::kOpDown && layer + 1 == step.p.geometry.num_layers;
       const bf16* const norm = kOp == abi::kOpOutProj ? layer_tables(step.s, layer).weights.post_norm
                                : is_last              ? step.p.final_norm
@@ -117,31 +118,10 @@ SGL_UNROLL
   SGL_DEVICE void run_op(int32_t layer) {
     const int32_t num_tiles = s.rows()->tiles[kOp].count;
     if (kOp == abi::kOpGateUp && num_tiles == 0) begin_upkeep<kElementBytes>(p, s, layer);
-    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes, kOp>(p, s, layer, cursor, scratch_parity, Ops{*this, layer});
+    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes, kOp>(p, s, layer, s.rows()->tiles[kOp], cursor, scratch_parity, Ops{*this, layer});
     if (kOp == abi::kOpGateUp && num_tiles < 2) {
       sync_consumers();
       finish_upkeep(p, s, layer);
-    }
-  }
-
-  // Row r by block r % grid: nothing waits for it but the end of the launch. Entry: all consumer threads.
-  SGL_DEVICE void final_norm() {
-    const int32_t hidden = p.geometry.hidden;
-    const int32_t last = p.geometry.num_layers - 1;
-    const sync::Awaited residual = stream_words(p, s, end_stream(p, last), p.stream.x);
-    if (dialect::block_idx() >= p.rows) return;
-    load_inverse_rms(p, s, end_stream(p, last));
-    sync_consumers();
-    for (int32_t row = dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) {
-      const int64_t row_begin = static_cast<int64_t>(row) * hidden / 2;
-      const float inverse_rms = s.rows()->row[row].inverse_rms;
-      for (int32_t i = dialect::thread_idx(); i < hidden / 2; i += kConsumerThreads) {
-        uint32_t word[1];
-        sync::await_words(fault_sink(p), residual, row_begin + i, word);
-        const uint32_t norm = dialect::load_constant(reinterpret_cast<const uint32_t*>(p.final_norm) + i);
-        dialect::store_plain(reinterpret_cast<uint32_t*>(p.hidden_out) + row_begin + i,
-                             pack_bf16(low_float(word[0]) * inverse_rms * low_float(norm), high_float(word[0]) * inverse_rms * high_float(norm)));
-      }
     }
   }
 
@@ -174,7 +154,11 @@ SGL_UNROLL
       run_op<abi::kOpGateUp>(layer);
       run_op<abi::kOpDown>(layer);
     }
-    final_norm();
+    if (p.logits != nullptr) {
+      run_head<kNTiles>(p, s, cursor, scratch_parity);
+    } else {
+      final_norm(p, s);
+    }
     close_launch();
   }
 };
@@ -196,8 +180,8 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   if (thread >= 64 && thread < 64 + abi::kGenerations) s.rows()->used_bytes[thread - 64] = dialect::load_plain(p.sync->used_bytes + thread - 64);
   if (thread == 95) s.rows()->first_generation = dialect::load_plain(p.sync->first_generation);
   if (thread >= 96 && thread < 100) reinterpret_cast<uint32_t*>(s.zero_row())[thread - 96] = 0u;
-  if (thread >= 128 && thread < 128 + abi::kNumOps) {
-    const abi::TileRange* range = p.tiles + dialect::block_idx() * abi::kNumOps + thread - 128;
+  if (thread >= 128 && thread < 128 + abi::kNumMatrices) {
+    const abi::TileRange* range = p.tiles + dialect::block_idx() * abi::kNumMatrices + thread - 128;
     s.rows()->tiles[thread - 128] = {dialect::load_constant(&range->begin), dialect::load_constant(&range->count)};
   }
   if (thread == 160) load_first_tables<kElementBytes>(p, s);

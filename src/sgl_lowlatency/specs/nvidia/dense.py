@@ -6,6 +6,7 @@ What it accepts and why (read from sglang 0.5.23):
 - page_size: req_to_token holds slot ids, not page ids, for any page size, and a slot's row does not depend on the page
   size. The listed sizes are the ones the backends offer and the tests run.
 - kv_cache_dtype: "auto" is the model's dtype, bf16, unless a quantized checkpoint says otherwise (refused).
+- LM head: the kernel's, with logits rounded as SGLang's bf16 product is, unless guard/lm_head.py says why not.
 - quantization: FP8 weights as SGLang keeps them on Hopper (guard/quantization.py, guard/linear.py); activations stay bf16.
 - features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which. Not RAGGED_VERIFY, DSPARK's verify under
   another SGLANG_RAGGED_VERIFY_MODE than static: every request of a verify step has as many draft tokens. Nothing else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE)
@@ -33,6 +34,7 @@ from sgl_lowlatency import config
 from sgl_lowlatency.guard.config import config_disable_reasons
 from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
+from sgl_lowlatency.guard.lm_head import lm_head_reasons
 from sgl_lowlatency.guard.model import model_disable_reasons
 from sgl_lowlatency.guard.quantization import isa_reasons
 from sgl_lowlatency.guard.speculation import speculation_reasons
@@ -86,8 +88,10 @@ def _model_disable_reasons(model: Any, hf_config: Any, *, family: Family) -> lis
 
 def _build(model: Any, hf_config: Any, context: BuildContext) -> BuiltMegakernel:
     from sgl_lowlatency.build.assemble import build_dense
+    from sgl_lowlatency.runtime import sglang_state
 
-    return build_dense(model, hf_config, context, tolerances=TOLERANCES)
+    head_reasons = [] if sglang_state.building_draft_model() else lm_head_reasons(model, hf_config)
+    return build_dense(model, hf_config, context, tolerances=TOLERANCES, head_reasons=head_reasons)
 
 
 def _spec(family: Family) -> MegakernelSpec:
