@@ -47,7 +47,7 @@ abi::WeightMap encode_weight_map_cuda(const abi::WeightMatrix& m) {
   CUtensorMap tensor_map;
   static_assert(sizeof(tensor_map) == sizeof(abi::WeightMap), "a WeightMap holds a CUtensorMap");
   const CUresult result = encode(&tensor_map, type, 4, const_cast<void*>(m.weight), dims, strides, box, steps,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw std::runtime_error("decode_step: cuTensorMapEncodeTiled refused [" + std::to_string(m.num_rows) + ", " + std::to_string(m.k_extent) +
