@@ -38,33 +38,35 @@ SGL_DEVICE void store_panel_vector(char* row, int32_t v, const uint32_t (&w)[4])
   at[2] = {high(w[0], w[1]), high(w[2], w[3])};
 }
 
-// Copies a thread's vectors first, first + stride, ... of one row, kCount at most and below num_vecs, once all of their words are there.
-// row_begin: the first word of the row in `of`.
-template <int32_t kElementBytes, int32_t kCount>
-SGL_DEVICE void copy_vectors(const DecodeStepParams& p, const sync::Awaited& of, int64_t row_begin, int32_t first, int32_t stride, int32_t num_vecs,
-                             char* out) {
+// Copies a thread's vectors first, first + stride, ... of one row or of several, kPerRow of each at most and below num_vecs, once all
+// of their words are there. Of row r, 0 <= r < min(kRows, num_rows): words from row_begin + r * row_step on of `of`, to out + r * out_step.
+template <int32_t kElementBytes, int32_t kRows, int32_t kPerRow>
+SGL_DEVICE void copy_vectors(const DecodeStepParams& p, const sync::Awaited& of, int64_t row_begin, int32_t row_step, int32_t num_rows, int32_t first,
+                             int32_t stride, int32_t num_vecs, char* out, int32_t out_step) {
+  constexpr int32_t kCount = kRows * kPerRow;
   uint32_t v[kCount][4];
+  const auto is_live = [&](int32_t u) { return first + u % kPerRow * stride < num_vecs && (kRows == 1 || u / kPerRow < num_rows); };
 SGL_UNROLL
   for (int32_t u = 0; u < kCount; ++u) v[u][0] = v[u][1] = v[u][2] = v[u][3] = abi::kUnwritten;
   sync::wait_until(
       fault_sink(p), abi::kFaultEdgeDeadline, of.layer, of.edge, static_cast<uint32_t>(row_begin + first * 4),
       [&] {
         uint32_t largest = 0;
-        const uint32_t* at = of.buffer + row_begin + first * 4;
+        const uint32_t* const begin = of.buffer + row_begin + first * 4;
 SGL_UNROLL
-        for (int32_t u = 0; u < kCount; ++u, at += stride * 4) {
-          if (first + u * stride < num_vecs && sync::largest_word(v[u]) == abi::kUnwritten) dialect::load_words(v[u], at);
+        for (int32_t u = 0; u < kCount; ++u) {
+          if (is_live(u) && sync::largest_word(v[u]) == abi::kUnwritten) dialect::load_words(v[u], begin + u / kPerRow * row_step + u % kPerRow * stride * 4);
         }
 SGL_UNROLL
         for (int32_t u = 0; u < kCount; ++u) {
-          if (first + u * stride < num_vecs) largest = sync::max_word(largest, sync::largest_word(v[u]));
+          if (is_live(u)) largest = sync::max_word(largest, sync::largest_word(v[u]));
         }
         return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
       },
       [] { return abi::kUnwritten; });
 SGL_UNROLL
   for (int32_t u = 0; u < kCount; ++u) {
-    if (first + u * stride < num_vecs) store_panel_vector<kElementBytes>(out, first + u * stride, v[u]);
+    if (is_live(u)) store_panel_vector<kElementBytes>(out + u / kPerRow * out_step, first + u % kPerRow * stride, v[u]);
   }
 }
 
@@ -77,17 +79,28 @@ SGL_DEVICE void load_panel(const DecodeStepParams& p, const Shared& s, const syn
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   const int32_t segments = warps_per_row(p.rows), segment = warp % segments;
   const int32_t pitch = abi::panel_row_bytes(k_panel), stride = segments * 32, num_vecs = (k1 - k0) / kVec;
+  const int32_t row_step = abi::kNumConsumerWarps / segments;
+  const bool has_pairs = p.rows > abi::kNumConsumerWarps && num_vecs <= kPanelBatch / 2 * 32;  // two short rows in one batch
   bool is_lead = k0 == 0 && p.rows > 1;  // later columns have been there since the first ones were; one row is few polls
-  for (int32_t row = warp / segments; row < p.rows; row += abi::kNumConsumerWarps / segments) {
+  for (int32_t row = warp / segments; row < p.rows; row += row_step * (has_pairs ? 2 : 1)) {
     char* const out = s.panel() + row * pitch;
     const int64_t row_begin = static_cast<int64_t>(row) * row_words + k0 / 2;
     int32_t first = segment * 32 + lane;
     if (is_lead) {
-      if (first < num_vecs) copy_vectors<kElementBytes, kPanelLead>(p, source, row_begin, first, stride, num_vecs, out);
-      first += kPanelLead * stride;
+      if (first < num_vecs) copy_vectors<kElementBytes, 1, kPanelLead>(p, source, row_begin, 0, 1, first, stride, num_vecs, out, 0);
+      if (!has_pairs) first += kPanelLead * stride;
       is_lead = false;
     }
-    for (; first < num_vecs; first += kPanelBatch * stride) copy_vectors<kElementBytes, kPanelBatch>(p, source, row_begin, first, stride, num_vecs, out);
+    if (has_pairs) {
+      const int32_t num_rows = row + row_step < p.rows ? 2 : 1;
+      if (first < num_vecs) {
+        copy_vectors<kElementBytes, 2, kPanelBatch / 2>(p, source, row_begin, row_step * row_words, num_rows, first, stride, num_vecs, out, row_step * pitch);
+      }
+      continue;
+    }
+    for (; first < num_vecs; first += kPanelBatch * stride) {
+      copy_vectors<kElementBytes, 1, kPanelBatch>(p, source, row_begin, 0, 1, first, stride, num_vecs, out, 0);
+    }
   }
 }
 
