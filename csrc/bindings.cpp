@@ -125,7 +125,8 @@ void bind_abi(py::module_& m) {
       {"edge_deadline", abi::kFaultEdgeDeadline}, {"ring_full", abi::kFaultRingFull},      {"ring_empty", abi::kFaultRingEmpty},
       {"bad_token_id", abi::kFaultBadTokenId},    {"bad_position", abi::kFaultBadPosition}, {"bad_length", abi::kFaultBadLength},
       {"bad_request_row", abi::kFaultBadRequestRow}, {"bad_slot", abi::kFaultBadSlot},
-      {"bad_expert_id", abi::kFaultBadExpertId}};
+      {"bad_expert_id", abi::kFaultBadExpertId}, {"partial", abi::kFaultPartial}};
+  a.attr("kOpNames") = std::vector<std::string>{"qkv", "out_proj", "gate_up", "down"};
   a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "partial", "attention", "out_proj", "gate_up", "down"};
 
   py::class_<abi::SmemLayout>(a, "SmemLayout")

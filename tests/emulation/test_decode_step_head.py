@@ -158,18 +158,18 @@ def test_what_does_not_fit_is_refused():
     bare.attach(step)
     hidden, logits = torch.empty(1, geometry.hidden).bfloat16(), torch.empty(1, geometry.vocab)
     with pytest.raises(ValueError, match="logits: the weights have no LM head"):
-        bare.launch(step, hidden, logits)
+        bare.launch(step, hidden, logits=logits)
     runner = make(geometry, 1)
     runner.attach(step)
     with pytest.raises(ValueError, match=r"logits: shape \(1, 511\) is not \(1, 512\)"):
-        runner.launch(step, hidden, logits[:, 1:])
+        runner.launch(step, hidden, logits=logits[:, 1:])
     with pytest.raises(ValueError, match="logits: dtype torch.bfloat16 is not torch.float32"):
-        runner.launch(step, hidden, logits.bfloat16())
+        runner.launch(step, hidden, logits=logits.bfloat16())
     params = runner.kernel._params[1]
     for k_panel, num_tiles, reason in ((256, 0, r"logits are asked for, and ops\[4\] has no tiles"), (256, 31, r"ops\[4\].num_tiles 31 is not 32")):
         params.set_op(abi.HEAD_OP, 256, k_panel, num_tiles)
         with pytest.raises(ValueError, match=reason):
-            runner.launch(step, hidden, logits)
+            runner.launch(step, hidden, logits=logits)
     weights = dataclasses.replace(runner.weights, lm_head=runner.weights.lm_head[:-8])
     with pytest.raises(ValueError, match="lm_head: 504 rows do not hold a vocabulary of 512 in tiles of 16 rows"):
         make(geometry, 1, weights=weights)

@@ -25,6 +25,7 @@ WARP_TOKENS: int = _C.abi.kWarpTokens  # tokens that one warp attends to at a ti
 GENERATIONS: int = _C.abi.kGenerations  # copies of the hand-over buffers; layers take them in turn
 CLEAR_AHEAD: int = _C.abi.kClearAhead  # layer l clears the generation of layer l + CLEAR_AHEAD
 UNWRITTEN: int = _C.abi.kUnwritten  # a hand-over word nobody has written
+OP_NAMES: tuple[str, ...] = tuple(_C.abi.kOpNames)  # a layer's operations in execution order, by abi::OpIdx
 EDGE_NAMES: tuple[str, ...] = tuple(_C.abi.kEdgeNames)  # by abi::EdgeIdx
 HEAD_OP: int = _C.abi.kOpHead  # abi::OpIdx of the LM head, behind a layer's matrices
 PANEL_PAD_BYTES: int = _C.abi.kPanelPadBytes  # padding of one row of an activation panel

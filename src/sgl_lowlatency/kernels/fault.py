@@ -49,5 +49,7 @@ def describe_fault(record) -> str:
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
         return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"
+    if kind == "partial":
+        return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its warps to finish a tile of {abi.OP_NAMES[record.edge]}"
     what, limit = _INPUT_NAMES[kind]
     return f"decode_step stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"

@@ -39,7 +39,7 @@ def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int 
 
 
 def lay_out(
-    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int,
+    rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, budget_bytes: int, limit_bytes: int, element_bytes: int,
     head_k: int,
 ) -> SharedMemory | None:
     """Panels within the budget, accumulators for ops of several panels, ring stages from the rest. None: does not fit.
@@ -58,7 +58,8 @@ def lay_out(
     num_stages = min(abi.MAX_STAGES, (limit_bytes - without_ring) // abi.STAGE_BYTES)
     if num_stages < MIN_STAGES:
         return None
-    return SharedMemory(k_panel, panel, tiles, num_stages, abi.smem_layout(rows, panel, tiles, num_stages).total_bytes, head_k_panel)
+    total_bytes = abi.smem_layout(rows, panel, tiles, num_stages).total_bytes
+    return SharedMemory(k_panel, panel, tiles, num_stages, total_bytes, head_k_panel)
 
 
 def choose(
@@ -69,11 +70,12 @@ def choose(
 
     head_k: K of the LM head, which is bf16; 0: the step has none.
     """
-    preferred = lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget_bytes, element_bytes, head_k)
+    others = limit_bytes, element_bytes, head_k
+    preferred = lay_out(rows, k_extents, max_tiles, head_dim, budget_bytes, *others)
     if preferred is not None:
         return preferred
     stage_k = abi.stage_k(element_bytes)
     panels = range(abi.panel_bytes(rows, stage_k), limit_bytes, rows * stage_k * 2)
     whole = (abi.panel_bytes(rows, k) for k in k_extents.values())
-    layouts = (lay_out(rows, k_extents, max_tiles, head_dim, limit_bytes, budget, element_bytes, head_k) for budget in (*panels, *whole))
+    layouts = (lay_out(rows, k_extents, max_tiles, head_dim, budget, *others) for budget in (*panels, *whole))
     return max((one for one in layouts if one is not None), key=lambda one: one.num_stages, default=None)

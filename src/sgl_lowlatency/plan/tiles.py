@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
 
-OP_NAMES = ("qkv", "out_proj", "gate_up", "down")  # of a layer, execution order; the indices are abi::OpIdx
+OP_NAMES = abi.OP_NAMES  # of a layer
 HEAD = "head"  # the LM head, behind the last layer; abi.HEAD_OP
 
 

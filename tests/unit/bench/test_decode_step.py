@@ -148,7 +148,7 @@ def test_a_replay_that_does_nothing_is_found(emulated, monkeypatch):
 def test_logits_that_the_kernel_gets_wrong_are_found(emulated, monkeypatch):
     """A head without its factor 1 / rms, planted; hidden states and the product behind them stay right."""
     construct = DecodeStep.__init__
-    monkeypatch.setattr(DecodeStep, "__init__", lambda *args, **kwargs: construct(*args, **kwargs, emulation=EmulationOptions(planted=15)))
+    monkeypatch.setattr(DecodeStep, "__init__", lambda *args, **kwargs: construct(*args, **kwargs, emulation=EmulationOptions(planted=21)))
     rows, _ = emulated(SHAPE)
     for row in rows:
         (problem,) = row["problems"]

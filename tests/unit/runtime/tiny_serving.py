@@ -59,13 +59,12 @@ class TinyProcessor(torch.nn.Module):
     """SGLang's LogitsProcessor: a head with a quant_method gives the product, else it is bf16; fp32 in the batch's buffer if there is one."""
 
     def forward(self, input_ids, hidden, lm_head, forward_batch, aux_hidden_states):
-        assert aux_hidden_states is None
         method = getattr(lm_head, "quant_method", None)
         logits = hidden @ lm_head.weight.T if method is None else method.apply(lm_head, hidden, None)
         buffer = forward_batch.next_token_logits_buffer
         if buffer is not None and logits is not buffer:
             logits = buffer.copy_(logits)
-        return SimpleNamespace(next_token_logits=logits.float(), hidden_states=hidden)
+        return SimpleNamespace(next_token_logits=logits.float(), hidden_states=hidden if aux_hidden_states is None else aux_hidden_states)
 
 
 class TinyModel(torch.nn.Module):

@@ -140,6 +140,7 @@ enum FaultKind : uint32_t {
   kFaultBadRequestRow = 7,  // request row outside req_to_token
   kFaultBadSlot = 8,        // KV slot outside the pool
   kFaultBadExpertId = 9,    // expert id outside [-1, num_experts)
+  kFaultPartial = 10,       // a consumer warp waited too long for another one's part of a tile
 };
 
 // Written once, by the first thread whose wait outlived the deadline or that met invalid input. Host-visible memory.
@@ -150,7 +151,7 @@ struct FaultRecord {
   int32_t sm;
   int32_t block;
   int32_t layer;       // 0 for inputs that are checked before the first layer; num_layers for the ring stages of the LM head
-  int32_t edge;        // EdgeIdx, or the ring stage, or the row for kFaultBad* (of what a request has, its first row)
+  int32_t edge;        // EdgeIdx, or the ring stage, the operation for kFaultPartial, or the row for kFaultBad* (of what a request has, its first row)
   uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*
   uint32_t seen;       // the word; the other parity; its low 32 bits
   uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
@@ -191,7 +192,7 @@ struct HandoverLayout {
 
 // Dynamic shared memory of one block, in this order.
 struct SmemLayout {
-  int32_t barriers;      // full[kMaxStages], empty[kMaxStages] as uint64_t
+  int32_t barriers;      // full[kMaxStages], empty[kMaxStages], partials[2] as uint64_t
   int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes and kRowBytes a row
   int32_t zero_row;      // 16 zero bytes (128 reserved): the B rows beyond `rows`
   int32_t vectors;       // [kMaxHeadsPerItem + 2][head_dim] bf16: an attention item's q, k and v, kVectorBytes
@@ -279,7 +280,7 @@ SGL_ABI_FUNCTION HandoverLayout handover_layout(const Geometry& g, int32_t rows,
 SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, int32_t max_tiles_multi_panel, int32_t num_stages) {
   SmemLayout at{};
   at.barriers = 0;
-  at.row_state = at.barriers + 2 * kMaxStages * 8;
+  at.row_state = at.barriers + ((2 * kMaxStages + 2) * 8 + 127) / 128 * 128;
   at.zero_row = at.row_state + (kRowStateBytes + rows * kRowBytes + 127) / 128 * 128;
   at.vectors = at.zero_row + 128;
   at.slots = at.vectors + kVectorBytes;

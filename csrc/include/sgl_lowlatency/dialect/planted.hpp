@@ -27,6 +27,7 @@ enum class Planted : int32_t {
   kUnsyncedChoices = 19,   // experts are placed with no barrier behind the choices of rows
   kCapturesOutput = 20,    // the auxiliary hidden states of a layer are the stream that leaves it, not the one that enters it
   kUnscaledHead = 21,      // logits without the factor 1 / rms
+  kPartialNoWait = 22,     // finishers of a tile do not wait for the other warps' parts
 };
 
 }  // namespace sgl_lowlatency::dialect

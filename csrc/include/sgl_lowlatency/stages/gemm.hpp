@@ -21,16 +21,34 @@ struct Early {
   uint32_t weights;  // two bf16, of the norm that follows or of the bias
 };
 
+// Where a consumer warp stands among the partial tiles; the same in all of them.
+struct PartialCursor {
+  uint32_t half = 0;      // of scratch: the one that takes the next tile
+  uint32_t parities = 0;  // bit h: of the phase of Shared::partials(h) that is awaited next
+};
+
+// Warps that finish a tile of kPairs pairs a row: 1, 2, 4 or 8.
+template <int32_t kPairs>
+SGL_DEVICE int32_t finisher_warps(int32_t rows) { return rows * kPairs <= 32 ? 1 : rows * kPairs <= 64 ? 2 : rows * kPairs <= 128 ? 4 : 8; }
+
 // Tiles `own` of one operation. Ops is the caller's table of what differs between operations:
 //   ops.load<kOp>(k0, k1)          fills the panel (load_panel)
 //   ops.before<kOp>(tile, m, n)    Early, of a finisher's pair: n < rows
 //   ops.finish<kOp>(pair, is_finisher, early)  called by all lanes of the warps that hold finishers
-//   ops.behind<kOp>(index)         called by all consumer threads behind the finished tile number `index` of `own`
+//   ops.behind<kOp>(index)         called by all consumer threads behind tile number `index` of `own`
+//
+// Warps take turns as finishers of a tile: they add its partial tiles and do what follows. All but a panel's last tile are finished a
+// tile late, their finishers multiply the next one first: no warp waits for a sum, and none is late more than once in a while. At the
+// end of tile i a warp awaits that all have delivered i - 1, stores its part of i, finishes i - 1 if it is its turn, and delivers i.
+// The half of scratch that takes i is free then: who delivered i - 1 had finished i - 2. The last tile, which others wait for, meets
+// the barrier that the next panel needs anyway and is finished at once.
+// kInOrder: so is every tile, and behind the last one a half of scratch is free.
+//
 // Entry: all consumer threads; panel and scratch are free. Some threads return while others still read scratch: the next barrier
-// of the consumers comes before anyone writes that half of it again.
-template <int32_t kNTiles, int32_t kElementBytes, int32_t kOp, class Ops>
+// of the consumers comes before anyone writes it again.
+template <int32_t kNTiles, int32_t kElementBytes, int32_t kOp, bool kInOrder, class Ops>
 SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, const abi::TileRange& own, RingCursor& cursor,
-                          uint32_t& scratch_parity, const Ops& ops) {
+                          PartialCursor& partial, const Ops& ops) {
   constexpr int32_t kHalf = abi::kTileRows / 2;
   constexpr bool kPaired = kOp == abi::kOpGateUp;
   constexpr int32_t kPairs = (kPaired ? kHalf : abi::kTileRows) / 2;  // pairs of one row of a tile
@@ -39,21 +57,27 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   const int32_t begin = own.begin, end = begin + own.count;
   const int32_t k_extent = p.ops[kOp].k_extent, k_panel = p.ops[kOp].k_panel;
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
-  const int32_t pitch = abi::panel_row_bytes(k_panel);
-  const int32_t m = thread % kPairs * 2, n = thread / kPairs;
-  const bool is_finisher = n < p.rows;
+  const int32_t pitch = abi::panel_row_bytes(k_panel), finishers = finisher_warps<kPairs>(p.rows) * 32;
   const auto scales_of = [&](int32_t tile, int32_t k) { return load_block_scales<kElementBytes, kOp>(p, s, layer, tile, k, warp, lane); };
   BlockScales<kElementBytes> next_scales = scales_of(begin, 0);
-
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
     const int32_t k1 = min_int(k0 + k_panel, k_extent);
     const bool is_last_panel = k1 == k_extent;
     ops.template load<kOp>(k0, k1);
     for (int32_t tile = begin; tile < end; ++tile) {
+      const bool is_late = !kInOrder && finishers < kConsumerThreads;  // all tiles but the last
+      const bool has_late = is_late && tile > begin, has_barrier = !is_late || tile + 1 == end;
+      // The tile that this warp finishes now: this one, or the one before; finishers of two consecutive tiles are different warps.
+      const int32_t turn = kInOrder ? thread : (thread - (tile - begin) * finishers) & (kConsumerThreads - 1);
+      const int32_t late_turn = (turn + finishers) & (kConsumerThreads - 1);
+      const bool is_own = has_barrier && turn < finishers, has_target = is_own || (has_late && late_turn < finishers);
+      const int32_t target = is_own ? tile : tile - 1, nth = is_own ? turn : late_turn;
+      const int32_t m = nth % kPairs * 2, n = nth / kPairs;
+      const bool is_finisher = has_target && n < p.rows;
       Early early{};
-      if (is_last_panel && is_finisher) early = ops.template before<kOp>(tile, m, n);
+      if (is_last_panel && is_finisher) early = ops.template before<kOp>(target, m, n);
       RowScales<kElementBytes> row_scales;
-      if (is_last_panel && is_finisher) row_scales = load_row_scales<kElementBytes, kOp>(p, s, layer, tile, m);
+      if (is_last_panel && is_finisher) row_scales = load_row_scales<kElementBytes, kOp>(p, s, layer, target, m);
       const BlockScales<kElementBytes> scales = next_scales;
       next_scales = tile + 1 < end ? scales_of(tile + 1, k0) : scales_of(begin, k1);
       WarpTile<kNTiles, kElementBytes> product;
@@ -68,41 +92,57 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
         if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));
         cursor.advance(p.num_stages);
       }
-      float* partials = s.scratch() + scratch_parity * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
-      scratch_parity ^= 1u;  // two buffers: the next tile's partials need no second barrier
-      store_partial(partials + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
-      sync_consumers();
-      const auto finish_sum = [&](int32_t row_in_tile, float (&y)[2]) {
-        const float* column = partials + n * abi::kScratchPitch + row_in_tile;
-        y[0] = y[1] = 0.0f;
-SGL_UNROLL
-        for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) {
-          const Float2 part = *reinterpret_cast<const Float2*>(column + w * p.rows * abi::kScratchPitch);
-          y[0] += part.x;
-          y[1] += part.y;
+      const int32_t half_floats = abi::kNumConsumerWarps * p.rows * abi::kScratchPitch;
+      float* const own_half = s.scratch() + partial.half * half_floats;
+      partial.half ^= 1u;
+      if (has_late) {
+        // Pairs with the arrivals below: every warp's part of the tile before, and what its finishers read of the one before that.
+        if (!dialect::planted(dialect::Planted::kPartialNoWait)) {
+          sync::wait_mbarrier(sink, abi::kFaultPartial, layer, kOp, s.partials(partial.half), partial.parities >> partial.half & 1u);
         }
-        if (k_panel < k_extent) {  // several panels: only this thread touches these accumulators
-          float* accumulator = s.accumulators() + (tile - begin) * (p.rows * abi::kTileRows) + n * abi::kTileRows + row_in_tile;
-SGL_UNROLL
-          for (int32_t i = 0; i < 2; ++i) {
-            if (k0 > 0) y[i] += accumulator[i];
-            accumulator[i] = y[i];
-          }
-        }
-      };
-      TilePair pair{tile, m, n, {}, {}};
-      if (is_finisher) {
-        finish_sum(m, pair.y);
-        if (kPaired) finish_sum(m + kHalf, pair.up);
-        if constexpr (kElementBytes == 1) {
-SGL_UNROLL
-          for (int32_t i = 0; i < 2; ++i) {
-            pair.y[i] *= row_scales.y[i];
-            if (kPaired) pair.up[i] *= row_scales.up[i];
-          }
-        }
+        partial.parities ^= 1u << partial.half;
       }
-      if (is_last_panel && warp < (p.rows * kPairs + 31) / 32) ops.template finish<kOp>(pair, is_finisher, early);
+      store_partial(own_half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
+      if (has_barrier) sync_consumers();
+      if (has_target) {
+        const float* const target_half = is_own ? own_half : s.scratch() + partial.half * half_floats;
+        const auto finish_sum = [&](int32_t row_in_tile, float (&y)[2]) {
+          const float* column = target_half + n * abi::kScratchPitch + row_in_tile;
+          y[0] = y[1] = 0.0f;
+SGL_UNROLL
+          for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) {
+            const Float2 part = *reinterpret_cast<const Float2*>(column + w * p.rows * abi::kScratchPitch);
+            y[0] += part.x;
+            y[1] += part.y;
+          }
+          if (k_panel < k_extent) {  // several panels: only this thread touches these accumulators
+            float* accumulator = s.accumulators() + (target - begin) * (p.rows * abi::kTileRows) + n * abi::kTileRows + row_in_tile;
+SGL_UNROLL
+            for (int32_t i = 0; i < 2; ++i) {
+              if (k0 > 0) y[i] += accumulator[i];
+              accumulator[i] = y[i];
+            }
+          }
+        };
+        TilePair pair{target, m, n, {}, {}};
+        if (is_finisher) {
+          finish_sum(m, pair.y);
+          if (kPaired) finish_sum(m + kHalf, pair.up);
+          if constexpr (kElementBytes == 1) {
+SGL_UNROLL
+            for (int32_t i = 0; i < 2; ++i) {
+              pair.y[i] *= row_scales.y[i];
+              if (kPaired) pair.up[i] *= row_scales.up[i];
+            }
+          }
+        }
+        if (is_last_panel) ops.template finish<kOp>(pair, is_finisher, early);
+      }
+      if (!has_barrier) {
+        dialect::sync_warp();
+        // Pairs with the wait above, a tile later: this warp's part is stored, and what it finished is read.
+        if (lane == 0) dialect::mbarrier_arrive(s.partials(partial.half ^ 1u));
+      }
       if (is_last_panel) ops.template behind<kOp>(tile - begin);
     }
   }

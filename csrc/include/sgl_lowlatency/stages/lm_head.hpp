@@ -77,7 +77,7 @@ SGL_UNROLL
 // The final norm comes last, where it delays no tile. (Behind the first tile it cost verify instances registers, which spilled.)
 // Entry: all consumer threads, behind the last layer, in a launch with logits.
 template <int32_t kNTiles>
-SGL_DEVICE void run_head(const DecodeStepParams& p, const Shared& s, RingCursor& cursor, uint32_t& scratch_parity) {
+SGL_DEVICE void run_head(const DecodeStepParams& p, const Shared& s, RingCursor& cursor, PartialCursor& partial) {
   const abi::TileRange own = s.rows()->tiles[abi::kOpHead];
   if (own.count == 0) {
     load_inverse_rms(p, s, end_stream(p, p.geometry.num_layers - 1));
@@ -86,7 +86,7 @@ SGL_DEVICE void run_head(const DecodeStepParams& p, const Shared& s, RingCursor&
   const int32_t at_once = abi::tiles_at_once(abi::kOpHead, p.ops[abi::kOpHead], own.count, p.max_tiles_multi_panel);
   for (int32_t begin = 0; begin < own.count; begin += at_once) {
     const abi::TileRange go{own.begin + begin, min_int(at_once, own.count - begin)};
-    run_tiles<kNTiles, 2, abi::kOpHead>(p, s, p.geometry.num_layers, go, cursor, scratch_parity, HeadOps{p, s, begin == 0});
+    run_tiles<kNTiles, 2, abi::kOpHead, true>(p, s, p.geometry.num_layers, go, cursor, partial, HeadOps{p, s, begin == 0});
   }
   final_norm_share(p, s);
 }

@@ -74,6 +74,8 @@ struct Shared {
   SGL_DEVICE uint64_t* full(int32_t stage) const { return reinterpret_cast<uint64_t*>(dialect::shared_base() + at.barriers) + stage; }
   // Phase complete: every consumer warp has read the stage.
   SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kMaxStages + stage); }
+  // Phase complete: every consumer warp has delivered its part of the tile in half `half` of scratch (run_tiles).
+  SGL_DEVICE uint64_t* partials(uint32_t half) const { return full(2 * abi::kMaxStages) + half; }
   SGL_DEVICE RowState* rows() const { return reinterpret_cast<RowState*>(dialect::shared_base() + at.row_state); }
   SGL_DEVICE char* zero_row() const { return dialect::shared_base() + at.zero_row; }
   SGL_DEVICE bf16* vectors() const { return reinterpret_cast<bf16*>(dialect::shared_base() + at.vectors); }

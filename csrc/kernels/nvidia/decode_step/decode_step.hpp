@@ -34,7 +34,7 @@ struct DecodeStep {
   const DecodeStepParams& p;
   const Shared& s;
   RingCursor cursor;
-  uint32_t scratch_parity = 0;
+  PartialCursor partial;
 
   SGL_DEVICE DecodeStep(const DecodeStepParams& params, const Shared& shared) : p(params), s(shared) {}
 
@@ -118,11 +118,10 @@ SGL_UNROLL
   SGL_DEVICE void run_op(int32_t layer) {
     const int32_t num_tiles = s.rows()->tiles[kOp].count;
     if (kOp == abi::kOpGateUp && num_tiles == 0) begin_upkeep<kElementBytes>(p, s, layer);
-    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes, kOp>(p, s, layer, s.rows()->tiles[kOp], cursor, scratch_parity, Ops{*this, layer});
-    if (kOp == abi::kOpGateUp && num_tiles < 2) {
-      sync_consumers();
-      finish_upkeep(p, s, layer);
-    }
+    // FP8 tiles are short, and their finishing counts. Behind qkv, attention keeps the new tokens' k and v of verify in half of scratch.
+    constexpr bool kInOrder = kElementBytes == 2 || (kIsVerify && kOp == abi::kOpQkv);
+    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes, kOp, kInOrder>(p, s, layer, s.rows()->tiles[kOp], cursor, partial, Ops{*this, layer});
+    if (kOp == abi::kOpGateUp && num_tiles < 2) finish_upkeep(p, s, layer);
   }
 
   // The last block out closes the launch: generations move on, the step is counted. Every block read the state before its ticket,
@@ -149,13 +148,13 @@ SGL_UNROLL
     sync_consumers();  // the items are kept
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       run_op<abi::kOpQkv>(layer);
-      run_attention<kHeadDim, kIsVerify>(p, s, layer, scratch_parity);
+      run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
       run_op<abi::kOpOutProj>(layer);
       run_op<abi::kOpGateUp>(layer);
       run_op<abi::kOpDown>(layer);
     }
     if (p.logits != nullptr) {
-      run_head<kNTiles>(p, s, cursor, scratch_parity);
+      run_head<kNTiles>(p, s, cursor, partial);
     } else {
       final_norm(p, s);
     }
@@ -175,6 +174,7 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
       dialect::mbarrier_init(s.full(i), abi::kNumProducerWarps);
       dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
     }
+    for (uint32_t half = 0; half < 2; ++half) dialect::mbarrier_init(s.partials(half), abi::kNumConsumerWarps);
     dialect::mbarrier_init_fence();
   }
   if (thread >= 64 && thread < 64 + abi::kGenerations) s.rows()->used_bytes[thread - 64] = dialect::load_plain(p.sync->used_bytes + thread - 64);
