@@ -15,8 +15,7 @@ from benchmark.serve.server import STARTUP, Server
 KERNEL_SUFFIXES = (".so", ".cubin")
 _TIMINGS = re.compile(r"Engine startup timings \(s\): (.*)")
 _WEIGHTS = re.compile(r"Load weight end\..* mem usage=([\d.]+) GB")
-_GRAPHS = re.compile(r"Capture target (?:decode|verify) CUDA graph end\..* mem usage=(-?[\d.]+) GB")
-_BUILT = re.compile(r"NVIDIA megakernel: active .*built in ([\d.]+) s, ([\d.]+) MiB")
+_BUILT = re.compile(r"NVIDIA megakernel: active .*; ([\d.]+) MiB beside the model; .*built in ([\d.]+) s")  # SGLang's own MiB there count both servers
 _SELF_CHECK = re.compile(r"decode_step self-check: .*?, ([\d.]+) s: (?:passed|FAILED)")
 
 
@@ -34,16 +33,15 @@ def lines(one: Server) -> list[str]:
 
 
 def arm(ready_s: float | None, log: str) -> dict:
-    """One server's costs: `ready_s`, SGLang's own timings in seconds, weights_gib and graphs_gib of GPU memory, and of the plugin
-    built_s, plugin_mib and self_check_s. What the log does not say is left out."""
+    """One server's costs: `ready_s`, SGLang's own timings in seconds, weights_gib of GPU memory, and of the plugin built_s, plugin_mib
+    and self_check_s. What the log does not say is left out."""
     found = {} if ready_s is None else {"ready_s": round(ready_s, 1)}
     if timings := _TIMINGS.search(log):
         found["timings_s"] = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", timings[1])}
-    for key, pattern in (("weights_gib", _WEIGHTS), ("graphs_gib", _GRAPHS)):
-        if sizes := pattern.findall(log):
-            found[key] = float(sizes[0])
+    if sizes := _WEIGHTS.findall(log):
+        found["weights_gib"] = float(sizes[0])
     if built := _BUILT.search(log):
-        found |= {"built_s": float(built[1]), "plugin_mib": float(built[2])}
+        found |= {"plugin_mib": float(built[1]), "built_s": float(built[2])}
     if checks := _SELF_CHECK.findall(log):
         found["self_check_s"] = round(sum(map(float, checks)), 2)
     return found
@@ -52,8 +50,7 @@ def arm(ready_s: float | None, log: str) -> dict:
 def costs(off: dict, on: dict, compiled: int) -> dict:
     """JSON field `start` of a results file. off, on: of `arm`. compiled: kernels that were not cached before.
 
-    added_s is the plugin's, left out of a cold start. plugin_memory_share is what the plugin allocated over the model's weights; its
-    graphs' memory stands in graphs_gib of either arm.
+    added_s is the plugin's, left out of a cold start. plugin_memory_share is what the plugin allocated over the model's weights.
     """
     found = {"off": off, "on": on, "compiled_kernels": compiled, "cold": compiled > 0}
     if not compiled and "ready_s" in off and "ready_s" in on:
@@ -74,4 +71,4 @@ def sentence(start: dict) -> str:
     text += f"; built in {on.get('built_s')} s, self-check {on.get('self_check_s')} s"
     if "plugin_memory_share" in start:
         text += f"; memory {on['plugin_mib']} MiB, {start['plugin_memory_share']:.2%} of the weights"
-    return text + f"; graphs {off.get('graphs_gib')} GiB off, {on.get('graphs_gib')} on"
+    return text

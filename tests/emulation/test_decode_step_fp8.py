@@ -21,7 +21,7 @@ from sgl_lowlatency.reference.plan_interpreter import PlanInterpreter
 GRID = 6
 FORMATS = ("fp8_block", "fp8_channel")
 SMALL_PANEL_BYTES = 36 * 1024  # a stage's K of 16 rows, and little more
-WRONG_SCALE_BLOCK, GATE_SCALE_FOR_UP = 13, 14  # dialect::Planted
+WRONG_SCALE_BLOCK, GATE_SCALE_FOR_UP, PARTIAL_NO_WAIT = 13, 14, 22  # dialect::Planted
 FRESH = time.time_ns() % 2**31  # inputs no earlier run has seen; failures print it
 FIXED = 11  # where two bf16 paths are compared with each other: how far they part is the seed's luck, and no bound follows from it
 
@@ -130,6 +130,18 @@ def test_a_wrong_scale_misses_the_gate(name, planted, weight_format):
     figures = {figure.output: figure for figure in gate(runner.geometry, runner.weights, steps, outputs).figures}
     assert figures["hidden"].ratio > 10 and not figures["k_rows[1]"].passed and not figures["v_rows[1]"].passed
     assert figures["v_rows[0]"].passed == (planted == GATE_SCALE_FOR_UP)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["group2", "group4"])
+def test_a_sum_that_does_not_wait_for_its_parts_misses_the_gate(name, seed):
+    """Tiles are finished a tile late: their finishers await the other warps' parts. With every schedule one of them is late."""
+    geometry = TINY_FP8[name]
+    weights, step = random_weights(geometry, 11, weight_format="fp8_block"), random_step(geometry, [65, 3], 11)
+    for planted, is_right in ((0, True), (PARTIAL_NO_WAIT, False)):
+        runner = Runner(geometry, weights, (2,), 4, emulation=EmulationOptions(seed=seed, planted=planted))
+        assert max(op.max_tiles for op in runner.plans[2].ops) > 2
+        assert gate(geometry, weights, [step], [runner.run(step)]).passed == is_right
 
 
 @pytest.mark.parametrize("starvation", range(4), ids=["even", "starved block", "starved warp", "favoured block"])

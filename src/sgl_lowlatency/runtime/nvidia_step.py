@@ -73,7 +73,8 @@ class NvidiaStep:
         head = "LM head inside" if self._step.weights.lm_head is not None else f"LM head SGLang's ({'; '.join(self._head_reasons)})"
         return (
             f"decode_step{verify} for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
-            f"{g.head_dim}, intermediate {g.intermediate}; {head}; {widest.grid} blocks on {self._device_name}; "
+            f"{g.head_dim}, intermediate {g.intermediate}; {head}; {self._step.extra_bytes / 2**20:.1f} MiB beside the model; "
+            f"{widest.grid} blocks on {self._device_name}; "
             f"plan {widest.hash[:12]}"
         )
 

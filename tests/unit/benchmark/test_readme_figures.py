@@ -14,23 +14,36 @@ def rows_of(name):
 
 
 def test_the_table_of_served_steps():
-    table = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) × faster \|$", README, re.MULTILINE)
-    served = {row["batch"]: row for row in rows_of("served-qwen3-8b") if "off_ms" in row}
-    assert [int(line[0]) for line in table] == sorted(served)
-    for batch, off, on, ratio in table:
-        row = served[int(batch)]
-        assert (off, on) == (f"{median(row['off_ms']):.2f}", f"{median(row['on_ms']):.2f}"), f"batch {batch}"
-        assert ratio == f"{row['ratio']:.2f}", f"batch {batch}"
+    table = re.findall(r"^\| (\d+) \| ([\d,]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) × faster \|$", README, re.MULTILINE)
+    served = {(row["batch"], row["context"]): row for row in rows_of("served-qwen3-8b-to-32k") if "off_ms" in row}
+    cases = [(int(line[0]), int(line[1].replace(",", ""))) for line in table]
+    assert sorted(cases) == sorted(served)
+    for case, (_, _, off, on, ratio) in zip(cases, table, strict=True):
+        row = served[case]
+        assert (off, on) == (f"{median(row['off_ms']):.2f}", f"{median(row['on_ms']):.2f}"), f"case {case}"
+        assert ratio == f"{row['ratio']:.2f}", f"case {case}"
+
+
+def test_the_times_of_drafts_and_of_fp8_weights():
+    for batch, words in ((1, "one request"), (4, "four")):
+        (row,) = (row for row in rows_of("served-ngram-qwen3-8b") if row["batch"] == batch)
+        assert row["served"] and row["equal_work"]
+        assert f"{median(row['off_ms']):.2f} to {median(row['on_ms']):.2f}" in README, words
+    fp8, bf16 = (
+        next(row for row in rows_of(name) if (row["model"], row["rows"], row["context"]) == ("qwen3-8b", 1, 1024))
+        for name in ("kernel-decode-step-fp8", "kernel-decode-step")
+    )
+    assert f"takes {median(fp8['on_ms']):.2f} ms at one\nrequest instead of {median(bf16['on_ms']):.2f} " in README
 
 
 def test_the_share_of_the_floor():
-    one, eight = re.search(r"reaches (\d+) % of the memory floor at one request, (\d+) % at eight", README).groups()
+    one, eight = re.search(r"reaches (\d+) % of the memory floor at one request of 1,024 tokens, (\d+) % at eight", README).groups()
     kernel = {row["rows"]: row["on_floor_share"] for row in rows_of("kernel-decode-step") if row["context"] == 1024 and row["model"] == "qwen3-8b"}
     assert (int(one), int(eight)) == (round(100 * kernel[1]), round(100 * kernel[8]))
 
 
 def test_the_tokens_that_were_compared():
-    served = json.loads((ROOT / "benchmark/results/served-qwen3-8b.json").read_text())["tokens"]
+    served = [e for e in json.loads((ROOT / "benchmark/results/served-qwen3-8b-to-32k.json").read_text())["tokens"] if e.get("compared", True)]
     total = int(re.search(r"Of ([\d,]+)\s+greedy tokens compared, none differed", README)[1].replace(",", ""))
     assert total == sum(entry["tokens_compared"] for entry in served) and not any(entry["wrong"] for entry in served)
     in_scenarios = int(re.search(r"chunked prefill: ([\d,]+) tokens, none wrong", README)[1].replace(",", ""))

@@ -48,6 +48,11 @@ def test_a_stalled_ring_is_named(kind, message):
     assert describe_fault(record(kind, edge=2)) == message
 
 
+def test_a_warp_that_does_not_deliver_is_named_by_its_operation():
+    message = "decode_step stopped: rank 0, SM 17, block 17, layer 3 waited 2.50 s for its warps to finish a tile of gate_up"
+    assert describe_fault(record("partial", edge=2)) == message
+
+
 def test_the_record_is_printed_before_it_is_acknowledged(caplog):
     events, faults, overdue = [], [None, None, record()], threading.Event()
     handler = logging.Handler()

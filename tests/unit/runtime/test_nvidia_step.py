@@ -215,8 +215,10 @@ def test_declining_a_graph_size_at_capture_is_no_fallback(serving, environment):
 
 
 def test_the_summary_says_what_was_built(serving, environment):
-    summary = build(serving, 1, 2).summary()
-    assert summary.startswith("decode_step for 2 layers, hidden 128, 4/2 heads of 64, intermediate 128; LM head inside; 2 blocks on host emulation")
+    built = build(serving, 1, 2)
+    own = f"{built._step.extra_bytes / 2**20:.1f} MiB beside the model"
+    start = f"decode_step for 2 layers, hidden 128, 4/2 heads of 64, intermediate 128; LM head inside; {own}; 2 blocks on host emulation"
+    assert built.summary().startswith(start) and not own.startswith("0.0")
 
 
 def test_the_summary_says_why_the_head_is_sglangs(make_serving, environment):
