@@ -53,7 +53,7 @@ def test_families_without_qk_norm(family):
 @pytest.mark.parametrize("weight_format", ["fp8_block", "fp8_channel"])
 def test_a_bf16_head_behind_fp8_layers(weight_format, name, rows):
     lengths = [1 + 31 * row for row in range(rows)]
-    check(make(TINY_FP8[name], rows, weight_format=weight_format), [random_step(TINY_FP8[name], lengths, FRESH)])
+    check(make(TINY_FP8[name], rows, seed=FIXED, weight_format=weight_format), [random_step(TINY_FP8[name], lengths, FIXED)])  # see test_decode_step_fp8
 
 
 @pytest.mark.parametrize(("name", "rows_per_request", "prefixes"), [("group2", 2, [0, 65]), ("group5", 4, [14, 1, 300]), ("group8", 8, [63, 64])])
