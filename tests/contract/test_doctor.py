@@ -134,6 +134,17 @@ def test_a_command_that_cannot_be_judged_says_why(doctor, arguments, start):
     assert code == 1 and len(report["reasons"]) == 1 and report["reasons"][0].startswith(start)
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{}", "names no architectures"), ('{"architectures": null}', "names no architectures"), ("[1]", "is not a JSON object"), ("{", "is not a JSON object")],
+)
+def test_a_config_that_sglang_would_trip_over_is_named(doctor, tmp_path, text, reason):
+    (tmp_path / "config.json").write_text(text)
+    code, report = doctor(["--model-path", str(tmp_path)])
+    assert code == 1 and len(report["reasons"]) == 1
+    assert report["reasons"][0].startswith(f"{str(tmp_path / 'config.json')!r} {reason}")
+
+
 def test_what_sglang_itself_refuses(doctor, model_dir):
     command = ["--model-path", model_dir(), "--enable-hierarchical-cache", "--disable-radix-cache"]
     code, report = doctor(command)

@@ -27,7 +27,7 @@ def test_every_form_of_the_command_gives_the_same_arguments(words):
     assert launch_command.parse(words) == launch_command.LaunchCommand({}, ARGS)
 
 
-@pytest.mark.parametrize("prefix", [[], ["env"]])
+@pytest.mark.parametrize("prefix", [[], ["env"], ["nohup"], ["exec", "env"]])
 def test_variables_before_the_command(prefix):
     words = [*prefix, "SGLANG_PLUGINS=a,b", "X=", "python", "-m", "sglang.launch_server", *ARGS]
     assert launch_command.parse(words) == launch_command.LaunchCommand({"SGLANG_PLUGINS": "a,b", "X": ""}, ARGS)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _SERVER_MODULES = ("sglang.launch_server", "sglang")
+_WRAPPERS = ("env", "nohup", "exec")  # programs that start the words behind them, without arguments of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,18 +21,16 @@ class LaunchCommand:
 
 
 def parse(words: Sequence[str]) -> LaunchCommand:
-    """The command as typed after `--`: `[env] [NAME=value ...] python -m sglang.launch_server ARGS`,
+    """The command as typed after `--`: `[env | nohup | exec] [NAME=value ...] python -m sglang.launch_server ARGS`,
     `[...] sglang serve [MODEL] ARGS`, or ARGS alone.
 
     Raises ValueError with the accepted forms for anything else.
     """
     rest = list(words)
     environment: dict[str, str] = {}
-    if rest and rest[0] == "env":
-        rest.pop(0)
-    while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
-        environment[match[1]] = match[2]
-        rest.pop(0)
+    while rest and (rest[0] in _WRAPPERS or _ASSIGNMENT.fullmatch(rest[0])):
+        if match := _ASSIGNMENT.fullmatch(rest.pop(0)):
+            environment[match[1]] = match[2]
     program = os.path.basename(rest[0]) if rest else ""
     if program.startswith("-"):
         return LaunchCommand(environment, rest)

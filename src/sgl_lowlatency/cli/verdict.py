@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import io
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -162,12 +163,23 @@ def _judge_arguments(verdict: Verdict, binding: Any, arguments: list[str], *, em
 def _model_path_reason(path: str) -> str | None:
     local = os.path.expanduser(path)
     if os.path.isdir(local):
-        has_config = os.path.isfile(os.path.join(local, "config.json"))
-        return None if has_config else f"{path!r} has no config.json"
+        return _config_reason(path, os.path.join(local, "config.json"))
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and "://" not in path and not os.path.exists(local):
         return f"the model path {path!r} does not exist"
     return None
+
+
+def _config_reason(path: str, config: str) -> str | None:
+    """What SGLang would trip over without naming it."""
+    if not os.path.isfile(config):
+        return f"{path!r} has no config.json"
+    try:
+        with open(config, encoding="utf-8") as file:
+            names = json.load(file).get("architectures")
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        return f"{config!r} is not a JSON object: {error}"
+    return None if names else f"{config!r} names no architectures"
 
 
 def _spec_reasons(binding: Any, cfg: Any, hf_config: Any, isa: str) -> tuple[Any, list[str]]:
