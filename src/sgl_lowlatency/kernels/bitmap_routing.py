@@ -14,7 +14,7 @@ from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import BitmapRoutingFault, describe_fault
-from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords
+from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, kernel_device
 
 __all__ = ["MAX_EXPERTS", "MAX_TOP_K", "BitmapRouting", "Routing"]
 
@@ -60,11 +60,7 @@ class BitmapRouting:
         rank: int = 0,
         emulation: EmulationOptions | None = None,
     ):
-        device = torch.device(device)
-        if device.type not in ("cuda", "cpu"):
-            raise ValueError(f"device {device} is neither cuda nor cpu")
-        if device.type == "cuda" and "cuda" not in _C.backends():
-            raise ValueError("this installation of sgl-lowlatency has no CUDA kernels: reinstall it with nvcc on PATH")
+        device = kernel_device(device)
         if not 1 <= num_experts <= MAX_EXPERTS:
             raise ValueError(f"num_experts {num_experts} is outside 1..{MAX_EXPERTS}")
         if not 1 <= top_k <= min(num_experts, MAX_TOP_K):

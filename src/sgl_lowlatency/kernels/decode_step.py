@@ -16,7 +16,7 @@ from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors, require_tensor, require_weights
 from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, HostWords
+from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, HostWords, kernel_device
 
 if TYPE_CHECKING:
     from sgl_lowlatency.plan.static_plan import StaticPlan
@@ -56,11 +56,7 @@ class DecodeStep:
         rank: int = 0,
         emulation: EmulationOptions | None = None,
     ):
-        device = torch.device(device)
-        if device.type not in ("cuda", "cpu"):
-            raise ValueError(f"device {device} is neither cuda nor cpu")
-        if device.type == "cuda" and "cuda" not in _C.backends():
-            raise ValueError("this installation of sgl-lowlatency has no CUDA kernels: reinstall it with nvcc on PATH")
+        device = kernel_device(device)
         if not deadline_s > 0:
             raise ValueError(f"deadline_s {deadline_s} is not positive")
         if not plans:

@@ -1,4 +1,4 @@
-"""Host memory that a kernel reads and writes while it runs."""
+"""Where a kernel runs, and the host memory that it reads and writes meanwhile."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from sgl_lowlatency import _C
 
 FAULT_BYTES = -(-_C.abi.kFaultRecordBytes // 64) * 64  # of a FaultRecord and what keeps the next words out of its line
 COUNTER_BYTES = (abi.MAX_ROWS + 1) * 8  # of the executed counters, by rows
+
+
+def kernel_device(device: torch.device) -> torch.device:
+    """The device a kernel is to run on: CUDA, or the CPU in emulation. Raises ValueError for any other, and for CUDA without CUDA kernels."""
+    device = torch.device(device)
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"device {device} is neither cuda nor cpu")
+    if device.type == "cuda" and "cuda" not in _C.backends():
+        raise ValueError("this installation of sgl-lowlatency has no CUDA kernels: reinstall it with nvcc on PATH")
+    return device
 
 
 class HostWords:
