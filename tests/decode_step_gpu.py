@@ -60,8 +60,9 @@ def copy_into(static: StepInputs, new: StepInputs) -> None:
             old.copy_(fresh)
 
 
-def require_replays_equal_eager(runner: Runner, steps: list[StepInputs]) -> None:
-    """One captured step, replayed on the inputs of each of `steps` in turn, ten times, gives the bits of eager launches, logits included."""
+def require_replays_equal_eager(runner: Runner, steps: list[StepInputs]) -> int:
+    """One captured step, replayed on the inputs of each of `steps` in turn, ten times, gives the bits of eager launches, logits included.
+    Returns how many replays were compared."""
     eager = [runner.run(step) for step in steps]
     static = steps[0].clone()
     hidden, aux, logits = runner.poisoned_outputs(static.rows)
@@ -69,6 +70,7 @@ def require_replays_equal_eager(runner: Runner, steps: list[StepInputs]) -> None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         runner.launch(static, hidden, aux, logits)
+    compared = 0
     for _ in range(10):
         for idx, step in enumerate(steps):
             copy_into(static, step)
@@ -78,3 +80,5 @@ def require_replays_equal_eager(runner: Runner, steps: list[StepInputs]) -> None
             graph.replay()
             torch.cuda.synchronize()
             assert same_bits(runner.outputs(static, hidden, aux, logits), eager[idx]), f"step {idx}"
+            compared += 1
+    return compared
