@@ -1,0 +1,113 @@
+"""The two servers of a comparison, started here or attached to, and what must hold of them before and after a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark.serve import coverage, server
+from benchmark.serve.client import Client
+from sgl_lowlatency.cli import server_setup
+from sgl_lowlatency.cli.server_process import ServerProcess, running
+
+OFF, ON = "off", "on"
+FLAG = "enable_nvidia_megakernel"
+LOCAL = ("127.0.0.1", "localhost", "::1")
+# Of /server_info: what may differ between two servers that do the same work, the plugin's flag apart.
+MAY_DIFFER = {FLAG, "host", "port", "nccl_port", "random_seed", "launch_command", "internal_states", "grpc_port", "smg_http_sidecar_port", "startup_time"}
+
+
+class ArmsRefused(RuntimeError):
+    """The servers cannot be compared; the message has every reason, a line each."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One server. process: None where it was attached to."""
+
+    name: str
+    url: str
+    client: Client
+    process: ServerProcess | None = None
+
+    def info(self) -> dict:
+        """SGLang's own account of its arguments. Raises ArmsRefused when the server cannot be reached."""
+        return json.loads(self._get("/server_info"))
+
+    def counts(self) -> coverage.Counts:
+        """The plugin's counters. Raises ArmsRefused when the server cannot be reached or exports no metrics."""
+        return coverage.parse(server.parse_metrics(self._get("/metrics").decode()))
+
+    def _get(self, path: str) -> bytes:
+        try:
+            status, payload = self.client.call("GET", path, timeout_s=20)
+        except OSError as error:
+            raise ArmsRefused(f"{self.name}: no server answers at {self.url}: {error}") from None
+        if status != 200:
+            hint = "; start it with --enable-metrics" if path == "/metrics" else ""
+            raise ArmsRefused(f"{self.name}: {self.url}{path} answers {status}{hint}")
+        return payload
+
+
+def attach(name: str, url: str) -> Arm:
+    """An arm at http://127.0.0.1:PORT. Raises ArmsRefused for another host: what GPU it has could not be told."""
+    parts = urllib.parse.urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "http" or port is None or parts.path not in ("", "/"):
+        raise ArmsRefused(f"--{name}-url {url} is not of the form http://127.0.0.1:PORT")
+    if parts.hostname not in LOCAL:
+        raise ArmsRefused(f"--{name}-url {url}: only servers of this host are attached to, or a result could not name their GPU")
+    return Arm(name, f"http://{parts.hostname}:{port}", Client(port, host=parts.hostname, timeout_s=3600))
+
+
+def launch_arguments(setup_arguments: list[str], name: str) -> list[str]:
+    """The arguments of an arm's server."""
+    return [*setup_arguments, server_setup.PLUGIN_FLAG] if name == ON else list(setup_arguments)
+
+
+@contextlib.contextmanager
+def started(arguments: list[str], environment: dict[str, str], logs: Path, limit_s: float, say: Callable[[str], None]) -> Iterator[tuple[Arm, Arm]]:
+    """(off, on), both ready, started together; stopped at the end of the block, killed on an exception. Raises ServerFailed."""
+    with contextlib.ExitStack() as stack:
+        arms = []
+        for name in (OFF, ON):
+            process = ServerProcess(launch_arguments(arguments, name), server_setup.free_port(), logs / f"{name}.log", environment)
+            stack.enter_context(running(process))
+            arms.append(Arm(name, process.url, Client(process.port, timeout_s=3600), process))
+            say(f"{name}: starting SGLang at {process.url}, log in {process.log.name}")
+        for arm in arms:
+            arm.process.wait_ready(limit_s, lambda line, name=arm.name: say(f"{name}: {line}"))
+            say(f"{arm.name}: ready")
+        yield arms[0], arms[1]
+        for arm in arms:  # asked together, they end side by side
+            arm.process.request_stop()
+
+
+def check(off: Arm, on: Arm) -> dict:
+    """The off server's arguments, when the two can be compared. Raises ArmsRefused with every reason."""
+    left, right = off.info(), on.info()
+    problems = []
+    if left.get("model_path") != right.get("model_path"):
+        problems.append(f"different models on the arms: {left.get('model_path')} off, {right.get('model_path')} on")
+    if left.get("version") != right.get("version"):
+        problems.append(f"different SGLang on the arms: {left.get('version')} off, {right.get('version')} on")
+    others = sorted(key for key in left.keys() | right.keys() if key not in MAY_DIFFER | {"model_path", "version", "served_model_name", "tokenizer_path"})
+    problems += [f"different {key} on the arms: {left.get(key)} off, {right.get(key)} on" for key in others if left.get(key) != right.get(key)]
+    if left.get(FLAG):
+        problems.append("the off server has the plugin's flag, --enable-nvidia-megakernel")
+    if not right.get(FLAG):
+        problems.append("plugin not active: the on server was started without --enable-nvidia-megakernel")
+    elif not on.counts().seen:
+        problems.append("plugin not active: the on server exports no sgl_lowlatency counters")
+    if off.counts().seen:
+        problems.append("the off server exports sgl_lowlatency counters: the plugin runs there")
+    if problems:
+        raise ArmsRefused("\n".join(problems))
+    return left
