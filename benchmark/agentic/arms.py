@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -111,3 +112,16 @@ def check(off: Arm, on: Arm) -> dict:
     if problems:
         raise ArmsRefused("\n".join(problems))
     return left
+
+
+TOLD = ("version", "dtype", "quantization", "kv_cache_dtype", "tp_size", "attention_backend", "page_size", "context_length", "max_total_num_tokens")
+TOLD += ("chunked_prefill_size", "max_running_requests", "speculative_algorithm", "speculative_num_draft_tokens", "disable_radix_cache", "stream_interval")
+
+
+def account(off: Arm, on: Arm) -> dict:
+    """What the report says of the servers: arguments that both share, and what the plugin logged at its start where the log is ours.
+    Raises ArmsRefused as `check`."""
+    info = check(off, on)
+    lines = on.process.log_text().splitlines() if on.process else []
+    told = [line[:400] for line in lines if re.search(server.STARTUP, line) and "server_args=" not in line]
+    return {"arguments": {key: info.get(key) for key in TOLD}, "startup": told[:20], "attached": on.process is None}

@@ -38,13 +38,14 @@ def _block(name: str, tokens: int, vocab: int) -> list[int]:
 
 
 def run(
-    client: Client, traces: list[Trace], *, concurrency: int, vocab: int, progress: Callable[[Record], None], stop: threading.Event | None = None
+    client: Client, traces: list[Trace], *, concurrency: int, vocab: int, progress: Callable[[Record], None]
 ) -> list[Record]:
-    """Every request of `traces` once. `progress` is called after each, from any lane; a set `stop` ends each lane before its next request.
+    """Every request of `traces` once. `progress` is called after each, from any lane.
 
-    An answer that failed is a record with an error, and its conversation goes on.
+    An answer that failed is a record with an error, and its conversation goes on. An exception in the caller's thread, Ctrl-C above all, drops
+    each lane's connection at its next token.
     """
-    begin, stop = time.perf_counter(), stop or threading.Event()
+    begin, stop = time.perf_counter(), threading.Event()
 
     def lane(first: int) -> list[Record]:
         found = []
@@ -54,7 +55,7 @@ def run(
                     if stop.is_set():
                         return found
                     ids = prompt_ids(trace, stream, turn, request, vocab)
-                    found.append(_send(client, (trace.id, stream, turn), ids, request.output_tokens, begin))
+                    found.append(_send(client, (trace.id, stream, turn), ids, request.output_tokens, begin, stop))
                     progress(found[-1])
         return found
 
@@ -62,17 +63,17 @@ def run(
         try:
             return [record for lane_records in pool.map(lane, range(concurrency)) for record in lane_records]
         except BaseException:
-            stop.set()  # a lane ends with the request it is waiting for
+            stop.set()
             raise
 
 
-def _send(client: Client, key: tuple[str, str, int], ids: list[int], output_tokens: int, begin: float) -> Record:
+def _send(client: Client, key: tuple[str, str, int], ids: list[int], output_tokens: int, begin: float, stop: threading.Event) -> Record:
     arrivals: list[tuple[float, int]] = []
     sent = time.perf_counter()
 
     def on_token(total: int) -> bool:
         arrivals.append(((time.perf_counter() - sent) * 1e3, total))
-        return True
+        return not stop.is_set()
 
     reply, error = None, None
     try:

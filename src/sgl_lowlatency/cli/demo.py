@@ -11,17 +11,15 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from sgl_lowlatency import config
 from sgl_lowlatency.cli import openai_client, server_setup
 from sgl_lowlatency.cli.openai_client import Answer
-from sgl_lowlatency.cli.server_process import ServerFailed, ServerProcess, running
+from sgl_lowlatency.cli.server_process import ServerFailed, ServerProcess, running, signals_interrupt
 
 MAX_TOKENS = 16
 COMPLETIONS = ("the people of water", "once again they came to this old place and")
@@ -45,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     refusal = server_setup.missing_requirement() or _environment_reason() or _port_reason(args.port)
     if refusal is not None:
         return say.fail(refusal)
-    with _signals_interrupt(), contextlib.ExitStack() as stack:
+    with signals_interrupt(), contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-demo-")))
         directory = args.keep_logs or scratch
         try:
@@ -209,18 +207,3 @@ class _Reporter:
             print(json.dumps({"ok": ok, "message": text, **self._report}))
         else:
             print(f"demo: {text}", flush=True)
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM, and SIGINT even where a shell left it ignored, stop the servers as Ctrl-C does."""
-
-    def interrupt(_signum: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)

@@ -134,3 +134,18 @@ def running(server: ServerProcess) -> Iterator[ServerProcess]:
         server.kill()
         raise
     server.stop()
+
+
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """SIGTERM, and SIGINT even where a shell left it ignored, stop the servers as Ctrl-C does."""
+
+    def interrupt(_signum: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

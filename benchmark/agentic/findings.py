@@ -1,0 +1,109 @@
+"""The report's sentences: what is decided, what is lost, what is not decidable. Markdown and page show the same ones."""
+
+from __future__ import annotations
+
+from benchmark.agentic.aiperf_driver import SCENARIO
+from benchmark.agentic.analysis import FASTER, METRICS, NO_CLAIM, SLOWER, UNDECIDED, lost_steps
+from benchmark.agentic.arms import OFF, ON
+from sgl_lowlatency.bench import stats
+
+HEAD = "itl_p50"
+TABLE = ("tok_s_user_p50", "tok_s_user_p90", *(m for m in METRICS if m != "seconds"), "seconds", "output_tok_s", "cache_hit", "accept_length")
+NAMES = METRICS | {
+    "tok_s_user_p50": "tok/s/user, p50", "tok_s_user_p90": "tok/s/user, p90 (slow tail)", "tok_s_user_p99": "tok/s/user, p99",
+    "output_tok_s": "output tokens a second, all sessions", "cache_hit": "share of input found in the prefix cache", "accept_length": "tokens a verify step",
+}
+
+
+def comparisons(content: dict, verdict: str) -> list[str]:
+    """A line for every concurrency and metric of this verdict, the head metric first."""
+    lines = []
+    for number, one in content["concurrencies"].items():
+        for metric in sorted(one["compared"], key=lambda name: name != HEAD):
+            found = one["compared"][metric]
+            if found["verdict"] == verdict:
+                lines.append(f"concurrency {number}, {METRICS[metric].removesuffix(', ms').removesuffix(', s')}: {ratio(found)}")
+    return lines
+
+
+def ratio(found: dict) -> str:
+    """A comparison in words, never more than it decides."""
+    interval = f", 95 % interval {found['ci95'][0]:.3f} to {found['ci95'][1]:.3f}" if found["ci95"] else ""
+    if found["verdict"] == FASTER:
+        return f"{found['ratio']:.3f} × faster{interval}"
+    if found["verdict"] == SLOWER:
+        return f"{1 / found['ratio']:.3f} × slower{interval}"
+    return f"{found['verdict']} ({found['why']}; ratio {found['ratio']:.3f}{interval})"
+
+
+def headline(content: dict) -> list[dict]:
+    """A row a concurrency: medians over repeats of tok/s/user of either arm, and what the repeats decide."""
+    rows = []
+    for number, one in content["concurrencies"].items():
+        medians = {f"{arm}_{p}": median(one, arm, f"tok_s_user_{p}") for arm in (OFF, ON) for p in ("p50", "p90")}
+        compared = one["compared"].get(HEAD)
+        rows.append({"concurrency": number, **medians, "verdict": compared["verdict"] if compared else NO_CLAIM,
+                     "words": ratio(compared) if compared else "no gap between tokens was measured"})
+    return rows
+
+
+def median(one: dict, arm: str, metric: str) -> str:
+    """The median over repeats, or a dash where the metric was not measured."""
+    values = [run[metric] for run in one["runs"][arm] if metric in run]
+    return f"{stats.median(values):.4g}" if values else "–"
+
+
+def figures(one: dict) -> list[dict]:
+    """The table of one concurrency: every metric that was measured, medians over repeats, and the comparison's words."""
+    rows = []
+    for metric in TABLE:
+        off, on = median(one, OFF, metric), median(one, ON, metric)
+        if (off, on) != ("–", "–"):
+            compared = one["compared"].get(metric)
+            rows.append({"name": NAMES[metric], OFF: off, ON: on, "verdict": compared["verdict"] if compared else "", "words": ratio(compared) if compared else ""})
+    return rows
+
+
+def losses(content: dict) -> list[str]:
+    """Where the plugin is slower or did not run."""
+    lines = comparisons(content, SLOWER)
+    for number, one in content["concurrencies"].items():
+        lines += [f"concurrency {number}: {line}" for line in lost_steps(one["coverage"])]
+        slower = sum(on > off for off, on, _ in one["turns"])
+        if one["turns"]:
+            lines.append(f"concurrency {number}: {slower} of {len(one['turns'])} requests took longer a token with the plugin, by the median of their repeats")
+    return lines
+
+
+def undecided(content: dict) -> list[str]:
+    return comparisons(content, UNDECIDED) + comparisons(content, NO_CLAIM)
+
+
+def caveats(content: dict) -> list[str]:
+    """What a reader must know before quoting a figure."""
+    plan, lines = content["plan"], []
+    if content["gpu"] == "none":
+        lines.append("No GPU: the plugin ran in host emulation. The figures show that the chain works and say nothing of speed.")
+    if plan["mode"] == SCENARIO:
+        lines.append("Scenario timing: arms meet other requests, so nothing here is a comparison. Not an AgentX score: local traces are no valid submission.")
+    else:
+        lines.append("AgentX-format replay of fixed work, thinking time left out; not an AgentX score.")
+    if content["servers"]["attached"]:
+        lines.append("The servers were started by the operator: that they share one GPU, and that nothing else runs on it, is the operator's word.")
+    if content["dirty"]:
+        lines.append("The code had uncommitted changes.")
+    names = ", ".join(f"{name} {plan[name]}" for name in ("driver", "shape"))
+    lines.append(f"Requests: {names}. tok/s/user is 1000 / gap between tokens in ms at that percentile, so p90 is the slow tail.")
+    tests = sum(len(one["compared"]) for one in content["concurrencies"].values())
+    lines.append(f"{tests} comparisons at 95 % each: about {tests * 0.05:.1f} of them would be decided by chance if both arms were the same.")
+    return lines
+
+
+def answers(one: dict) -> str:
+    """Equality of greedy answers, beside the same arm's own."""
+    found = one["answers"]
+
+    def share(key: str) -> str:
+        return "not measured" if found[key] is None else f"{found[key]:.1%}"
+
+    return f"off and on {share('off_on')}; off in two repeats {share('off_off')}, on in two repeats {share('on_on')}"
