@@ -28,12 +28,12 @@ def comparisons(content: dict, verdict: str) -> list[str]:
 
 def ratio(found: dict) -> str:
     """A comparison in words, never more than it decides."""
-    interval = f", 95 % interval {found['ci95'][0]:.3f} to {found['ci95'][1]:.3f}" if found["ci95"] else ""
     if found["verdict"] == FASTER:
-        return f"{found['ratio']:.3f} × faster{interval}"
+        return f"{found['ratio']:.3f} × faster, 95 % interval {found['ci95'][0]:.3f} to {found['ci95'][1]:.3f}"
     if found["verdict"] == SLOWER:
-        return f"{1 / found['ratio']:.3f} × slower{interval}"
-    return f"{found['verdict']} ({found['why']}; ratio {found['ratio']:.3f}{interval})"
+        return f"{1 / found['ratio']:.3f} × slower, 95 % interval {1 / found['ci95'][1]:.3f} to {1 / found['ci95'][0]:.3f}"
+    interval = f", 95 % interval {found['ci95'][0]:.3f} to {found['ci95'][1]:.3f}" if found["ci95"] else ""
+    return f"{found['verdict']}: {found['why']} (off/on {found['ratio']:.3f}{interval})"
 
 
 def headline(content: dict) -> list[dict]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup
 
 from benchmark.agentic import findings, plots
 from benchmark.agentic.analysis import FASTER
@@ -16,7 +17,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 def render(content: dict) -> str:
     """`content` is report.json's."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    drawn = [(title, jinja2.utils.markupsafe.Markup(unique_ids(svg, index))) for index, (title, svg) in enumerate(plots.every(content))]
+    drawn = [(title, Markup(unique_ids(svg, index))) for index, (title, svg) in enumerate(plots.every(content))]
     return environment.from_string(TEMPLATE.read_text()).render(
         content=content, plan=content["plan"], findings=findings, plots=drawn, headline=findings.headline(content), caveats=findings.caveats(content),
         losses=findings.losses(content), undecided=findings.undecided(content), gains=findings.comparisons(content, FASTER),
