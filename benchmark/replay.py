@@ -82,7 +82,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     served.add_argument("--model-path", type=Path, help="checkpoint with a tokenizer")
     served.add_argument("--model", choices=sorted(models.SHAPES), help="random weights of this shape, without a tokenizer")
     served.add_argument("--layers", type=int, help="cut --model to this many layers")
-    served.add_argument("--pool-tokens", type=int, default=300_000, help="KV cache of either server; both share the GPU (default 300000)")
+    served.add_argument("--pool-tokens", type=int, default=262_144, help="KV cache of either server; both share the GPU (default 262144: 36 GiB each for Qwen3-8B)")
     served.add_argument("--server-arg", action="append", default=[], help="one more argument of both servers, repeatable")
     served.add_argument("--start-limit", type=float, default=600, help="seconds a server may take to start")
     served.add_argument("--off-url", help="attach to this server instead of starting one, with --on-url; both on one GPU of this host")

@@ -83,7 +83,7 @@ def profile_command(
 
 
 def run(command: list[str], out: Path, limit_s: float) -> list[Record]:
-    """Runs aiperf, its output in `out`.log, and returns its records. Raises AiperfFailed; nothing of aiperf is left running."""
+    """Runs aiperf, its output in `out`.log, and returns its records; the raw export they come from is removed. Raises AiperfFailed; nothing of aiperf is left running."""
     log = out.with_suffix(".log")
     with log.open("wb") as output:
         process = deadline.spawn(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=_environment())
@@ -97,7 +97,9 @@ def run(command: list[str], out: Path, limit_s: float) -> list[Record]:
         raise _failure(f"aiperf exited with {code}", log)
     if not (out / RAW).exists():
         raise _failure(f"aiperf wrote no {RAW}", log)
-    return parse(out / RAW)
+    found = parse(out / RAW)
+    (out / RAW).unlink()  # every prompt and every event of it, gigabytes over a whole replay
+    return found
 
 
 def missing(found: list[Record], traces: list[Trace]) -> list[str]:
