@@ -79,6 +79,12 @@ def undecided(content: dict) -> list[str]:
     return comparisons(content, UNDECIDED) + comparisons(content, NO_CLAIM)
 
 
+def machine(content: dict) -> str:
+    """Where it ran, in words."""
+    where = "no GPU" if content["gpu"] == "none" else f"{content['gpu']}, driver {content['driver']}"
+    return f"{where}; SGLang {content['versions'].get('sglang', 'unknown')}, sgl-lowlatency {content['versions'].get('sgl_lowlatency', 'unknown')}; {content['plan']['model']}, {content['weights']}"
+
+
 def caveats(content: dict) -> list[str]:
     """What a reader must know before quoting a figure."""
     plan, lines = content["plan"], []

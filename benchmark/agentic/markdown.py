@@ -11,7 +11,7 @@ def render(content: dict) -> str:
     """`content` is report.json's."""
     plan, arguments = content["plan"], content["servers"]["arguments"]
     lines = [f"# {content['name']}", ""]
-    lines += [f"{content['gpu']}, driver {content['driver']}; {_pairs(content['versions'])}; {plan['model']}, {content['weights']}", ""]
+    lines += [findings.machine(content), ""]
     lines += _bullets(findings.caveats(content))
     lines += ["", "| sessions at once | off, tok/s/user p50 | on | off, p90 | on | |", "|---|---|---|---|---|---|"]
     for row in findings.headline(content):
@@ -35,7 +35,7 @@ def render(content: dict) -> str:
         lines += [f"- Equal greedy answers: {findings.answers(one)}."]
     lines += ["", "## Provenance", ""]
     lines += _bullets([
-        f"code {content['commit']}{' with changes' if content['dirty'] else ''}, {content['date']}", f"clocks after the last run, MHz: {_pairs(content['clocks_mhz'])}",
+        f"versions: {_pairs(content['versions'])}", f"code {content['commit']}{' with changes' if content['dirty'] else ''}, {content['date']}", f"clocks after the last run, MHz: {_pairs(content['clocks_mhz'])}",
         f"traces: {plan['sessions']} sessions, {plan['requests']} requests, SHA-256 `{plan['traces_sha256']}`", f"servers: `{' '.join(plan['server_arguments'])}`",
         f"resolved: {_pairs(arguments)}", f"driver: `{' '.join(content['command'])}`", f"order of runs: {'; '.join(content['order'])}",
     ])

@@ -23,6 +23,14 @@ def command(out, *more):
     return [sys.executable, "-m", "benchmark.replay", *words]
 
 
+def words(process):
+    """The command of a process, nothing of one that has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 def test_a_replay_ends_with_its_report(tmp_path):
     done = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -43,7 +51,7 @@ def test_no_server_outlives_a_replay_that_is_ended(tmp_path, signum):
     children, limit = [], time.monotonic() + LIMIT_S
     while len(children) < 2:  # both launchers, still loading
         assert process.poll() is None and time.monotonic() < limit, (tmp_path / "log").read_text()
-        children = [child for child in psutil.Process(process.pid).children() if "sglang.launch_server" in " ".join(child.cmdline())]
+        children = [child for child in psutil.Process(process.pid).children() if "sglang.launch_server" in words(child)]
         time.sleep(0.1)
     os.kill(process.pid, signum)
     assert process.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 130, signal.SIGKILL: -signal.SIGKILL}[signum]
