@@ -58,21 +58,20 @@ def save(out: Path, cell: Cell, found: list[Record]) -> None:
     _replace(place / "cell.json", asdict(cell))
 
 
-def load(place: Path) -> tuple[Cell, list[Record]] | None:
-    """A finished cell, None for one that was not. Raises ValueError for one that cannot be read."""
+def head(place: Path) -> Cell | None:
+    """A finished cell without its requests, None for one that was not finished. Raises ValueError for one that cannot be read."""
     if not (place / "cell.json").exists():
         return None
     try:
-        cell = Cell(**json.loads((place / "cell.json").read_text()))
+        return Cell(**json.loads((place / "cell.json").read_text()))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{place / 'cell.json'}: {error}") from None
-    return cell, records.read(place / "records.jsonl")
 
 
 def done(out: Path, repeat: int, concurrency: int) -> bool:
     """Whether both arms of a pair were run by one pair of servers: halves of two starts were not measured in turn."""
-    both = [load(folder(out, repeat, concurrency, arm)) for arm in (OFF, ON)]
-    return None not in both and both[0][0].session == both[1][0].session
+    both = [head(folder(out, repeat, concurrency, arm)) for arm in (OFF, ON)]
+    return None not in both and both[0].session == both[1].session
 
 
 def clear(out: Path, repeat: int, concurrency: int) -> None:
@@ -82,10 +81,10 @@ def clear(out: Path, repeat: int, concurrency: int) -> None:
 
 
 def every(out: Path) -> list[tuple[Cell, list[Record]]]:
-    """All finished cells of finished pairs, ordered by repeat, concurrency and arm."""
-    found = [cell for place in (out / "cells").glob("r*-c*-*") if (cell := load(place))]
-    found = [(cell, rows) for cell, rows in found if done(out, cell.repeat, cell.concurrency)]
-    return sorted(found, key=lambda item: (item[0].repeat, item[0].concurrency, item[0].arm))
+    """All finished cells of finished pairs with their requests, ordered by repeat, concurrency and arm."""
+    found = [(cell, place) for place in (out / "cells").glob("r*-c*-*") if (cell := head(place)) and done(out, cell.repeat, cell.concurrency)]
+    found.sort(key=lambda item: (item[0].repeat, item[0].concurrency, item[0].arm))
+    return [(cell, records.read(place / "records.jsonl")) for cell, place in found]
 
 
 def keep_plan(out: Path, plan: dict) -> None:

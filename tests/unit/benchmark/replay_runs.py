@@ -1,9 +1,12 @@
-"""Runs of a replay made up for tests: records and cells with chosen times."""
+"""Runs of a replay made up for tests: traces of chosen lengths, records and cells with chosen times."""
+
+from pathlib import Path
 
 from benchmark.agentic import cells
 from benchmark.agentic.arms import OFF, ON
 from benchmark.agentic.cells import Cell
 from benchmark.agentic.records import Record
+from benchmark.traces.schema import Request, Trace
 
 MACHINE = {"gpu": "NVIDIA H200", "num_gpus": 1, "driver": "1.2", "clocks_mhz": {"sm": 1980}}
 PLAN = {
@@ -40,3 +43,12 @@ def folder(out, times, *, concurrency=1, plan=PLAN):
         for arm, gap in zip((OFF, ON), pair, strict=True):
             cells.save(out, cell(arm, repeat, concurrency=concurrency, seconds=gap), run(gap))
     return out
+
+
+def trace(name, *lengths, child=()):
+    """A session of (input, output) tokens a turn whose turns extend each other; child: the same of a subagent."""
+    def requests(these):
+        return tuple(Request(tokens, out, tuple(range(tokens // 64)), 0.0, None) for tokens, out in these)
+
+    streams = (("root", requests(lengths)),) + ((("agent#0", requests(child)),) if child else ())
+    return Trace(name, 64, 0, streams, Path(f"{name}.json"), "0")

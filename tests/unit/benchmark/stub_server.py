@@ -58,3 +58,12 @@ def stub(info: dict | None = None, metrics: str | None = "", generate=None) -> I
         finally:
             server.shutdown()
             thread.join()
+
+
+def tokens(body, one_short=False):
+    """As many events as tokens asked for, one token each."""
+    asked = body["sampling_params"]["max_new_tokens"]
+    number = asked - one_short
+    return [
+        {"output_ids": [7], "meta_info": {"completion_tokens": n + 1, "cached_tokens": 3, "finish_reason": {"type": "length"}}} for n in range(number)
+    ]

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_direct_driver import trace
+from replay_runs import trace
 
 from benchmark.agentic import aiperf_driver, records
 from benchmark.agentic.aiperf_driver import FIXED, SCENARIO, AiperfFailed

@@ -1,31 +1,13 @@
 """The direct driver sends each trace's tokens in order and times what comes back. Oracle: a stand-in server's own notes."""
 
 import threading
-from pathlib import Path
 
 import pytest
-from stub_server import stub
+from replay_runs import trace
+from stub_server import stub, tokens
 
 from benchmark.agentic import direct_driver, records
 from benchmark.serve.client import Client
-from benchmark.traces.schema import Request, Trace
-
-
-def trace(name, *lengths, child=()):
-    def requests(these):
-        return tuple(Request(tokens, out, tuple(range(tokens // 64)), 0.0, None) for tokens, out in these)
-
-    streams = (("root", requests(lengths)),) + ((("agent#0", requests(child)),) if child else ())
-    return Trace(name, 64, 0, streams, Path(f"{name}.json"), "0")
-
-
-def tokens(body, one_short=False):
-    """As many events as tokens asked for, one token each."""
-    asked = body["sampling_params"]["max_new_tokens"]
-    number = asked - one_short
-    return [
-        {"output_ids": [7], "meta_info": {"completion_tokens": n + 1, "cached_tokens": 3, "finish_reason": {"type": "length"}}} for n in range(number)
-    ]
 
 
 def replay(traces, concurrency=1, generate=tokens):

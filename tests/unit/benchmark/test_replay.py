@@ -7,8 +7,7 @@ import pytest
 for name in ("scipy", "matplotlib", "jinja2", "sglang"):
     pytest.importorskip(name)
 
-from stub_server import stub  # noqa: E402
-from test_direct_driver import tokens  # noqa: E402
+from stub_server import stub, tokens  # noqa: E402
 
 from benchmark import replay  # noqa: E402
 from benchmark.agentic import arms, cells  # noqa: E402
