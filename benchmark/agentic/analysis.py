@@ -81,7 +81,7 @@ def concurrency(found: Found, mode: str) -> dict:
     if mode == FIXED and len({(w["prompts_sha"], w["lengths_sha"]) for w in work}) > 1:
         problems.append("the repeats did not do the same work")
     compared = {}
-    for metric in METRICS:
+    for metric in METRICS if mode == FIXED else [name for name in METRICS if name != "seconds"]:  # a scenario lasts as long as it is told to
         pair = [[run.get(metric) for run in runs[arm]] for arm in (OFF, ON)]
         if all(value is not None and value > 0 for values in pair for value in values):
             compared[metric] = decide(*pair)

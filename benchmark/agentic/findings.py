@@ -8,6 +8,7 @@ from benchmark.agentic.arms import OFF, ON
 from sgl_lowlatency.bench import stats
 
 HEAD = "itl_p50"
+NOTHING = "Nothing that these runs decide."
 TABLE = ("tok_s_user_p50", "tok_s_user_p90", *(m for m in METRICS if m != "seconds"), "seconds", "output_tok_s", "cache_hit", "accept_length")
 NAMES = METRICS | {
     "tok_s_user_p50": "tok/s/user, p50", "tok_s_user_p90": "tok/s/user, p90 (slow tail)", "tok_s_user_p99": "tok/s/user, p99",
@@ -100,8 +101,9 @@ def caveats(content: dict) -> list[str]:
         lines.append("The code had uncommitted changes.")
     names = ", ".join(f"{name} {plan[name]}" for name in ("driver", "shape"))
     lines.append(f"Requests: {names}. tok/s/user is 1000 / gap between tokens in ms at that percentile, so p90 is the slow tail.")
-    tests = sum(len(one["compared"]) for one in content["concurrencies"].values())
-    lines.append(f"{tests} comparisons at 95 % each: about {tests * 0.05:.1f} of them would be decided by chance if both arms were the same.")
+    tests = sum(found["ci95"] is not None and found["verdict"] != NO_CLAIM for one in content["concurrencies"].values() for found in one["compared"].values())
+    if tests:
+        lines.append(f"{tests} comparisons at 95 % each: about {tests * 0.05:.1f} of them would be decided by chance if both arms were the same.")
     return lines
 
 

@@ -21,7 +21,7 @@ def render(content: dict) -> str:
         ("Not decidable", findings.undecided(content)),
         ("Decided in its favour", findings.comparisons(content, FASTER)),
     ):
-        lines += ["", f"## {title}", "", *(_bullets(found) or ["Nothing."])]
+        lines += ["", f"## {title}", "", *(_bullets(found) or [findings.NOTHING])]
     for number, one in content["concurrencies"].items():
         lines += ["", f"## {number} session{'s' if number != '1' else ''} at once", ""]
         lines += ["| | off | on | |", "|---|---|---|---|"]
