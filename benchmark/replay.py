@@ -46,7 +46,8 @@ SEED = 42
 TELL_EVERY_S = 10.0
 SMOKE = {"driver": direct_driver.NAME, "sessions": 2, "scale": 0.02, "concurrency": (1, 2), "repeats": 3}
 USUAL = {"driver": aiperf_driver.NAME, "sessions": 16, "scale": 1.0, "concurrency": (1, 2, 4, 8), "repeats": 3}
-REFUSALS = (arms.ArmsRefused, cells.PlanRefused, setup.SetupRefused, schema.TraceError, aiperf_driver.AiperfFailed, ServerFailed, report.ReportRefused)
+REFUSALS = (arms.ArmsRefused, cells.PlanRefused, setup.SetupRefused, schema.TraceError, report.ReportRefused)
+FAILURES = (aiperf_driver.AiperfFailed, ServerFailed)
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -82,7 +83,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     served.add_argument("--model-path", type=Path, help="checkpoint with a tokenizer")
     served.add_argument("--model", choices=sorted(models.SHAPES), help="random weights of this shape, without a tokenizer")
     served.add_argument("--layers", type=int, help="cut --model to this many layers")
-    served.add_argument("--pool-tokens", type=int, default=262_144, help="KV cache of either server; both share the GPU (default 262144: 36 GiB each for Qwen3-8B)")
+    pool = "KV cache of either server; both share the GPU (default 262144: 36 GiB each for Qwen3-8B)"
+    served.add_argument("--pool-tokens", type=int, default=262_144, help=pool)
     served.add_argument("--server-arg", action="append", default=[], help="one more argument of both servers, repeatable")
     served.add_argument("--start-limit", type=float, default=600, help="seconds a server may take to start")
     served.add_argument("--off-url", help="attach to this server instead of starting one, with --on-url; both on one GPU of this host")
@@ -245,8 +247,8 @@ def dry_run(args: argparse.Namespace, runner: Runner, made: Setup, pairs: list[t
             print(shlex.join(command))
     if args.off_url is None:
         for name in (OFF, ON):
-            server_command = [sys.executable, "-m", "sglang.launch_server", *arms.launch_arguments(made.arguments, name), "--port", f"${name.upper()}_PORT"]
-            print(f"# {name}\n{shlex.join(server_command)}")
+            arguments = [*arms.launch_arguments(made.arguments, name), "--port", f"${name.upper()}_PORT"]
+            print(f"# {name}\n{shlex.join([sys.executable, '-m', 'sglang.launch_server', *arguments])}")
     for repeat, concurrency in pairs:
         for name in (OFF, ON) if repeat % 2 else (ON, OFF):
             url = (args.off_url if name == OFF else args.on_url) or f"http://127.0.0.1:${name.upper()}_PORT"
@@ -264,7 +266,7 @@ def servers(args: argparse.Namespace, made: Setup, say: Callable[[str], None]):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Everything; returns the exit status. Raises REFUSALS."""
+    """Everything; returns the exit status. Raises REFUSALS and FAILURES."""
     traces = prepare_traces(args)
     context = max(trace.peak_tokens for trace in traces) + setup.MARGIN_TOKENS // (8 if args.smoke else 1)
     made = setup.of(args, args.out / "work", context)
@@ -299,8 +301,12 @@ def main() -> int:
         except REFUSALS as error:
             print(f"replay: refused: {error}", file=sys.stderr)
             return 2
+        except FAILURES as error:
+            print(f"replay: failed: {error}", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
-            print(f"replay: interrupted; servers and drivers are stopped. The same command goes on; python3 -m benchmark.report {args.out} shows what is there", file=sys.stderr)
+            print("replay: interrupted; servers and drivers are stopped. The same command goes on; this shows what is there:", file=sys.stderr)
+            print(f"python3 -m benchmark.report {args.out}", file=sys.stderr)
             return 130
         finally:
             deadline.kill_all()

@@ -83,7 +83,8 @@ def profile_command(
 
 
 def run(command: list[str], out: Path, limit_s: float) -> list[Record]:
-    """Runs aiperf, its output in `out`.log, and returns its records; the raw export they come from is removed. Raises AiperfFailed; nothing of aiperf is left running."""
+    """Runs aiperf, its output in `out`.log, and returns its records; the raw export they come from is removed. Raises AiperfFailed; nothing
+    of aiperf is left running."""
     log = out.with_suffix(".log")
     with log.open("wb") as output:
         process = deadline.spawn(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=_environment())

@@ -19,7 +19,9 @@ OFF, ON = "off", "on"
 FLAG = "enable_nvidia_megakernel"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 # Of /server_info: what may differ between two servers that do the same work, the plugin's flag apart.
-MAY_DIFFER = {FLAG, "host", "port", "nccl_port", "random_seed", "launch_command", "internal_states", "grpc_port", "smg_http_sidecar_port", "startup_time"}
+MAY_DIFFER = {FLAG, "host", "port", "nccl_port", "random_seed", "launch_command", "internal_states", "startup_time"}
+MAY_DIFFER |= {"grpc_port", "smg_http_sidecar_port"}
+NAMED = {"model_path", "version", "served_model_name", "tokenizer_path"}  # compared by themselves, or follow from model_path
 
 
 class ArmsRefused(RuntimeError):
@@ -99,7 +101,7 @@ def check(off: Arm, on: Arm) -> dict:
         problems.append(f"different models on the arms: {left.get('model_path')} off, {right.get('model_path')} on")
     if left.get("version") != right.get("version"):
         problems.append(f"different SGLang on the arms: {left.get('version')} off, {right.get('version')} on")
-    others = sorted(key for key in left.keys() | right.keys() if key not in MAY_DIFFER | {"model_path", "version", "served_model_name", "tokenizer_path"})
+    others = sorted((left.keys() | right.keys()) - MAY_DIFFER - NAMED)
     problems += [f"different {key} on the arms: {left.get(key)} off, {right.get(key)} on" for key in others if left.get(key) != right.get(key)]
     if left.get(FLAG):
         problems.append("the off server has the plugin's flag, --enable-nvidia-megakernel")
@@ -115,7 +117,7 @@ def check(off: Arm, on: Arm) -> dict:
 
 
 TOLD = ("version", "dtype", "quantization", "kv_cache_dtype", "tp_size", "attention_backend", "page_size", "context_length", "max_total_num_tokens")
-TOLD += ("chunked_prefill_size", "max_running_requests", "speculative_algorithm", "speculative_num_draft_tokens", "disable_radix_cache", "stream_interval")
+TOLD += ("chunked_prefill_size", "max_running_requests", "speculative_algorithm", "speculative_num_draft_tokens", "disable_radix_cache")
 
 
 def account(off: Arm, on: Arm) -> dict:

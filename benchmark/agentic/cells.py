@@ -26,7 +26,8 @@ class PlanRefused(ValueError):
 
 @dataclass(frozen=True)
 class Cell:
-    """One finished run. repeat counts from 1. first: this arm ran first of its pair. session: names the pair of servers that ran it. date: when it began.
+    """One finished run. repeat counts from 1. first: this arm ran first of its pair. session: names the pair of servers that ran it. date:
+    when it began.
 
     seconds: from the first request sent until the last answer. steps, rows, fallbacks: the plugin's counters gained meanwhile, empty when
     off; rows counts padded rows of a graph too. machine: gpu, driver and clocks_mhz, read after the run.

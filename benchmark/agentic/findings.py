@@ -12,7 +12,8 @@ NOTHING = "Nothing that these runs decide."
 TABLE = ("tok_s_user_p50", "tok_s_user_p90", *(m for m in METRICS if m != "seconds"), "seconds", "output_tok_s", "cache_hit", "accept_length")
 NAMES = METRICS | {
     "tok_s_user_p50": "tok/s/user, p50", "tok_s_user_p90": "tok/s/user, p90 (slow tail)", "tok_s_user_p99": "tok/s/user, p99",
-    "output_tok_s": "output tokens a second, all sessions", "cache_hit": "share of input found in the prefix cache", "accept_length": "tokens a verify step",
+    "output_tok_s": "output tokens a second, all sessions", "cache_hit": "share of input found in the prefix cache",
+    "accept_length": "tokens a verify step",
 }
 
 
@@ -61,7 +62,8 @@ def figures(one: dict) -> list[dict]:
         off, on = median(one, OFF, metric), median(one, ON, metric)
         if (off, on) != ("–", "–"):
             compared = one["compared"].get(metric)
-            rows.append({"name": NAMES[metric], OFF: off, ON: on, "verdict": compared["verdict"] if compared else "", "words": ratio(compared) if compared else ""})
+            said = {"verdict": compared["verdict"], "words": ratio(compared)} if compared else {"verdict": "", "words": ""}
+            rows.append({"name": NAMES[metric], OFF: off, ON: on, **said})
     return rows
 
 
@@ -72,7 +74,8 @@ def losses(content: dict) -> list[str]:
         lines += [f"concurrency {number}: {line}" for line in lost_steps(one["coverage"])]
         slower = sum(on > off for off, on, _ in one["turns"])
         if one["turns"]:
-            lines.append(f"concurrency {number}: {slower} of {len(one['turns'])} requests took longer a token with the plugin, by the median of their repeats")
+            some = f"{slower} of {len(one['turns'])} requests"
+            lines.append(f"concurrency {number}: {some} took longer a token with the plugin, by the median of their repeats")
     return lines
 
 
@@ -83,7 +86,8 @@ def undecided(content: dict) -> list[str]:
 def machine(content: dict) -> str:
     """Where it ran, in words."""
     where = "no GPU" if content["gpu"] == "none" else f"{content['gpu']}, driver {content['driver']}"
-    return f"{where}; SGLang {content['versions'].get('sglang', 'unknown')}, sgl-lowlatency {content['versions'].get('sgl_lowlatency', 'unknown')}; {content['plan']['model']}, {content['weights']}"
+    sglang, ours = (content["versions"].get(name, "unknown") for name in ("sglang", "sgl_lowlatency"))
+    return f"{where}; SGLang {sglang}, sgl-lowlatency {ours}; {content['plan']['model']}, {content['weights']}"
 
 
 def caveats(content: dict) -> list[str]:
@@ -92,7 +96,8 @@ def caveats(content: dict) -> list[str]:
     if content["gpu"] == "none":
         lines.append("No GPU: the plugin ran in host emulation. The figures show that the chain works and say nothing of speed.")
     if plan["mode"] == SCENARIO:
-        lines.append("Scenario timing: arms meet other requests, so nothing here is a comparison. Not an AgentX score: local traces are no valid submission.")
+        lines.append("Scenario timing: arms meet other requests, so nothing here is a comparison.")
+        lines.append("Not an AgentX score: local traces are no valid submission.")
     else:
         lines.append("AgentX-format replay of fixed work, thinking time left out; not an AgentX score.")
     if content["servers"]["attached"]:
@@ -101,7 +106,8 @@ def caveats(content: dict) -> list[str]:
         lines.append("The code had uncommitted changes.")
     names = ", ".join(f"{name} {plan[name]}" for name in ("driver", "shape"))
     lines.append(f"Requests: {names}. tok/s/user is 1000 / gap between tokens in ms at that percentile, so p90 is the slow tail.")
-    tests = sum(found["ci95"] is not None and found["verdict"] != NO_CLAIM for one in content["concurrencies"].values() for found in one["compared"].values())
+    compared = [found for one in content["concurrencies"].values() for found in one["compared"].values()]
+    tests = sum(found["ci95"] is not None and found["verdict"] != NO_CLAIM for found in compared)
     if tests:
         lines.append(f"{tests} comparisons at 95 % each: about {tests * 0.05:.1f} of them would be decided by chance if both arms were the same.")
     return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmark.agentic import findings
+from benchmark.agentic.aiperf_driver import FIXED
 from benchmark.agentic.analysis import FASTER
 from benchmark.agentic.arms import OFF, ON
 
@@ -27,20 +28,23 @@ def render(content: dict) -> str:
         lines += ["| | off | on | |", "|---|---|---|---|"]
         lines += [f"| {row['name']} | {row[OFF]} | {row[ON]} | {row['words']} |" for row in findings.figures(one)]
         work, coverage = one["work"], one["coverage"]
-        lines += ["", f"- Work: {work['requests']} requests, {work['input_tokens']} input and {work['output_tokens']} output tokens a run; prompts in "
-                  f"order `{work['prompts_sha']}`, lengths `{work['lengths_sha']}`."]
-        lines += [f"- Equal work: {'no' if one['problems'] else 'yes, both arms, every repeat' if plan['mode'] == 'fixed-work' else 'not asked for'}."]
+        lines += ["", f"- Work: {work['requests']} requests, {work['input_tokens']} input and {work['output_tokens']} output tokens a run; "
+                  f"prompts in order `{work['prompts_sha']}`, lengths `{work['lengths_sha']}`."]
+        fair = "yes, both arms, every repeat" if plan["mode"] == FIXED else "not asked for"
+        lines += [f"- Equal work: {'no' if one['problems'] else fair}."]
         lines += [f"  - {line}" for line in one["problems"][:20]]
         lines += [f"- Plugin: steps by rows {_pairs(coverage['steps'])}; SGLang's own eager forwards: {_pairs(coverage['fallbacks']) or 'none'}."]
         lines += [f"- Equal greedy answers: {findings.answers(one)}."]
     lines += ["", "## Provenance", ""]
     lines += _bullets([
-        f"versions: {_pairs(content['versions'])}", f"code {content['commit']}{' with changes' if content['dirty'] else ''}, {content['date']}", f"clocks after the last run, MHz: {_pairs(content['clocks_mhz'])}",
-        f"traces: {plan['sessions']} sessions, {plan['requests']} requests, SHA-256 `{plan['traces_sha256']}`", f"servers: `{' '.join(plan['server_arguments'])}`",
+        f"code {content['commit']}{' with changes' if content['dirty'] else ''}, {content['date']}", f"versions: {_pairs(content['versions'])}",
+        f"clocks after the last run, MHz: {_pairs(content['clocks_mhz'])}",
+        f"traces: {plan['sessions']} sessions, {plan['requests']} requests, SHA-256 `{plan['traces_sha256']}`",
+        f"servers: `{' '.join(plan['server_arguments'])}`",
         f"resolved: {_pairs(arguments)}", f"driver: `{' '.join(content['command'])}`", f"order of runs: {'; '.join(content['order'])}",
     ])
-    lines += ["", "What the plugin logged at its start:", "", "```", *(content["servers"]["startup"] or ["the servers' logs are not ours"]), "```", ""]
-    return "\n".join(lines)
+    logged = content["servers"]["startup"] or ["the servers' logs are not ours"]
+    return "\n".join([*lines, "", "What the plugin logged at its start:", "", "```", *logged, "```", ""])
 
 
 def _pairs(values: dict) -> str:

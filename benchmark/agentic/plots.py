@@ -43,7 +43,8 @@ def users(many: dict) -> str:
     with _figure("users") as (figure, axes):
         for arm in (OFF, ON):
             for percentile, style in (("p50", "-"), ("p90", "--")):
-                runs = {int(n): [r[f"tok_s_user_{percentile}"] for r in one["runs"][arm] if f"tok_s_user_{percentile}" in r] for n, one in many.items()}
+                name = f"tok_s_user_{percentile}"
+                runs = {int(number): [run[name] for run in one["runs"][arm] if name in run] for number, one in many.items()}
                 runs = {number: values for number, values in runs.items() if values}
                 middle = [stats.median(values) for values in runs.values()]
                 spread = [[m - min(v) for m, v in zip(middle, runs.values())], [max(v) - m for m, v in zip(middle, runs.values())]]
@@ -72,7 +73,8 @@ def by_context(bins: dict[str, list[dict]]) -> str:
     with _figure("context") as (figure, axes):
         for arm in (OFF, ON):
             context = [one["context"] for one in bins[arm]]
-            axes.fill_between(context, [one["p10"] for one in bins[arm]], [one["p90"] for one in bins[arm]], color=COLOURS[arm], alpha=0.15, linewidth=0)
+            low, high = ([one[name] for one in bins[arm]] for name in ("p10", "p90"))
+            axes.fill_between(context, low, high, color=COLOURS[arm], alpha=0.15, linewidth=0)
             axes.plot(context, [one["p50"] for one in bins[arm]], "o-", color=COLOURS[arm], label=LABELS[arm])
         axes.set(xlabel="tokens of context", ylabel="ms an output token")
         axes.set_ylim(bottom=0)

@@ -13,7 +13,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-NUMBER, INTEGER, TEXT, OBJECT, OBJECTS, TEXTS, INTEGERS = "a number", "an integer", "a string", "an object", "a list of objects", "a list of strings", "a list of integers"
+NUMBER, INTEGER, TEXT, OBJECT = "a number", "an integer", "a string", "an object"
+OBJECTS, TEXTS, INTEGERS = "a list of objects", "a list of strings", "a list of integers"
 _NULLABLE = " or null"
 
 # key -> (kind, required)

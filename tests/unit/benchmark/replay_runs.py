@@ -14,12 +14,14 @@ PLAN = {
     "duration_s": None, "model": "qwen3-8b", "weights": "real-scale random, seed 0", "servers": "started", "server_arguments": ["--x"],
     "commit": "c" * 40, "dirty": False, "gpu": "NVIDIA H200", "versions": {"python": "3.11", "sglang": "0.5.23", "sgl_lowlatency": "0.1.0"},
 }
-SERVERS = {"arguments": {"dtype": "auto", "quantization": None, "speculative_algorithm": None, "tp_size": 1}, "startup": ["<active>"], "attached": False}
+ARGUMENTS = {"dtype": "auto", "quantization": None, "speculative_algorithm": None, "tp_size": 1}
+SERVERS = {"arguments": ARGUMENTS, "startup": ["<active>"], "attached": False}
 
 
 def record(conversation="a", turn=0, *, gap=5.0, tokens=5, prompt="p", **changes):
     fields = {
-        "conversation": conversation, "stream": "root", "turn": turn, "start_ms": 10.0 * turn, "input_tokens": 1000 + 100 * turn, "output_tokens": tokens,
+        "conversation": conversation, "stream": "root", "turn": turn, "start_ms": 10.0 * turn, "input_tokens": 1000 + 100 * turn,
+        "output_tokens": tokens,
         "prompt_sha": f"{prompt}{turn}", "output_sha": "o", "ttft_ms": 50.0, "e2e_ms": 50.0 + gap * (tokens - 1), "gaps_ms": (gap,) * (tokens - 1),
         "cached_tokens": 500, "verify_steps": 0, "error": None,
     }
@@ -28,7 +30,8 @@ def record(conversation="a", turn=0, *, gap=5.0, tokens=5, prompt="p", **changes
 
 def cell(arm, repeat, *, concurrency=1, session="s", machine=MACHINE, seconds=10.0, **changes):
     on = {"steps": {"1": 16.0}, "rows": 16.0, "fallbacks": {"prefill": 4.0}} if arm == ON else {}
-    return Cell(arm, concurrency, repeat, (arm == OFF) == bool(repeat % 2), session, "2026-12-01T10:00:00Z", seconds, machine, **on | {"command": ["direct"]} | changes)
+    first, fields = (arm == OFF) == bool(repeat % 2), on | {"command": ["direct"]} | changes
+    return Cell(arm, concurrency, repeat, first, session, "2026-12-01T10:00:00Z", seconds, machine, **fields)
 
 
 def run(gap):

@@ -24,7 +24,8 @@ def line(conversation="a", turn=0, phase="profiling", responses=None, **changes)
     usage = {"prompt_tokens": 100, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 64}}
     made = [event(50, content=""), event(50, content="x"), event(54, reasoning_content="y"), event(60, content="z"), event(60, usage=usage)]
     made.append({"perf_ns": 2_000_000_000, "packets": [{"name": "data", "value": "[DONE]"}]})
-    value = {"metadata": metadata | {"request_start_ns": 5_000_000 * (turn + 1)}, "start_perf_ns": 1_000_000_000, "responses": made if responses is None else responses}
+    value = {"metadata": metadata | {"request_start_ns": 5_000_000 * (turn + 1)}, "start_perf_ns": 1_000_000_000}
+    value |= {"responses": made if responses is None else responses}
     return value | {"payload": {"model": "m", "messages": [{"role": "user", "content": "hi"}]}, "error": None} | changes
 
 
@@ -64,14 +65,15 @@ def test_a_session_cut_at_a_dropped_prefix_is_complete(tmp_path):
 
 def command(mode):
     return aiperf_driver.profile_command(
-        Path("/env"), "http://h:1", "m", "tok", Path("traces"), Path("out"), mode=mode, concurrency=4, conversations=16, max_context=70000, duration_s=900, seed=42
+        Path("/env"), "http://h:1", "m", "tok", Path("traces"), Path("out"),
+        mode=mode, concurrency=4, conversations=16, max_context=70000, duration_s=900, seed=42,
     )
 
 
 def test_the_modes_differ_in_what_they_should():
     fixed, scenario = command(FIXED), command(SCENARIO)
     assert fixed[0] == "/env/bin/aiperf"
-    shared = ["--custom-dataset-type weka_trace", "--concurrency 4", "--max-context-length 70000", "--export-level raw", "--random-seed 42", "--streaming"]
+    shared = ["--custom-dataset-type weka_trace", "--concurrency 4", "--max-context-length 70000", "--export-level raw", "--random-seed 42"]
     for words in map(" ".join, (fixed, scenario)):
         assert all(part in words for part in shared)
     assert "--num-conversations 16 --ignore-trace-delays --extra-inputs ignore_eos:true" in " ".join(fixed) and "--scenario" not in fixed

@@ -119,8 +119,8 @@ def test_a_dry_run_asks_no_server(arguments, capsys):
 
 
 def test_a_dry_run_prints_the_servers_and_aiperfs_commands(tmp_path, checkpoint, capsys):
-    args = replay.parse(["--out", str(tmp_path / "out"), "--model-path", str(checkpoint), "--sessions", "1", "--concurrency", "8", "--repeats", "1", "--dry-run"])
-    assert replay.run(args) == 0
+    words = ["--out", str(tmp_path / "out"), "--model-path", str(checkpoint), "--sessions", "1", "--concurrency", "8", "--repeats", "1"]
+    assert replay.run(replay.parse([*words, "--dry-run"])) == 0
     out = capsys.readouterr().out
     launches = [line for line in out.splitlines() if "sglang.launch_server" in line]
     assert ["--enable-nvidia-megakernel" in line for line in launches] == [False, True]

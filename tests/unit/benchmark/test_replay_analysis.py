@@ -52,7 +52,8 @@ def test_unequal_work_makes_no_claim():
     lost = analysis.concurrency(pairs(times, lambda n, arm, found: found[:-1] if (n, arm) == (2, ON) else found), "fixed-work")
     assert lost["problems"] == ["repeat 2: b/root/1: sent to one arm only"]
     assert {c["verdict"] for c in lost["compared"].values()} == {analysis.NO_CLAIM}
-    failed = analysis.concurrency(pairs(times, lambda n, arm, found: [record(error="cut"), *found[1:]] if (n, arm) == (1, OFF) else found), "fixed-work")
+    cut = pairs(times, lambda n, arm, found: [record(error="cut"), *found[1:]] if (n, arm) == (1, OFF) else found)
+    failed = analysis.concurrency(cut, "fixed-work")
     assert failed["problems"] == ["repeat 1: a/root/0: cut"] and failed["compared"]["itl_p50"]["verdict"] == analysis.NO_CLAIM
     other = analysis.concurrency(pairs(times, lambda n, arm, found: [record(prompt="q"), *found[1:]] if n == 3 else found), "fixed-work")
     assert other["problems"] == ["the repeats did not do the same work"]

@@ -43,7 +43,8 @@ def test_a_plugin_that_is_not_active_is_named():
 def test_a_plugin_on_the_off_arm_is_named():
     with stub(ACTIVE, OURS) as off, stub(ACTIVE, OURS) as on:
         assert refusal(off, on) == [
-            "the off server has the plugin's flag, --enable-nvidia-megakernel", "the off server exports sgl_lowlatency counters: the plugin runs there",
+            "the off server has the plugin's flag, --enable-nvidia-megakernel",
+            "the off server exports sgl_lowlatency counters: the plugin runs there",
         ]
 
 

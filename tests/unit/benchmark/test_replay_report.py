@@ -121,7 +121,7 @@ def test_chance_is_counted_over_what_can_be_decided(tmp_path):
     assert "13 comparisons at 95 % each: about 0.7 of them would be decided by chance" in report.write(tmp_path / "three")[1].read_text()
     folder(tmp_path / "two", FAST[:2])
     text = report.write(tmp_path / "two")[1].read_text()
-    assert "by chance" not in text and sections(text)["Decided in its favour"].strip().endswith("- Nothing that these runs decide.")
+    assert "by chance" not in text and sections(text)["Decided in its favour"].strip().endswith("\nNothing that these runs decide.")
     folder(tmp_path / "scenario", FAST, plan=PLAN | {"mode": "scenario-timing"})
     text = report.write(tmp_path / "scenario")[1].read_text()
     assert "by chance" not in text and "no claim: scenario timing" in text and "faster" not in text

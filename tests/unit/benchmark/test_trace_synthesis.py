@@ -29,7 +29,8 @@ def test_the_longer_shape_too():
 
 def test_another_distribution_is_a_miss(sessions):
     """The check can fail: outputs twice as long, and sessions that forget their prefix."""
-    doubled = [dataclasses.replace(t, streams=(("root", tuple(dataclasses.replace(r, output_tokens=2 * r.output_tokens) for r in t.root)),)) for t in sessions]
+    roots = [tuple(dataclasses.replace(request, output_tokens=2 * request.output_tokens) for request in trace.root) for trace in sessions]
+    doubled = [dataclasses.replace(trace, streams=(("root", root),)) for trace, root in zip(sessions, roots)]
     wrong = statistics.misses(statistics.measure(doubled), SHAPES["agentic-64k"])
     assert [line.split()[0] for line in wrong] == ["output_p50", "output_p90", "output_p99"]
     forgetful = dataclasses.replace(SHAPES["agentic-64k"], reset_share=0.05)
