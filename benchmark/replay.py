@@ -124,6 +124,7 @@ def prepare_traces(args: argparse.Namespace) -> list[schema.Trace]:
     """The sessions to replay, written to OUT/traces. Raises TraceError."""
     place = args.out / "traces"
     if args.traces is None:
+        shutil.rmtree(place / "all", ignore_errors=True)
         made = synthesize.write(place / "all", SHAPES[args.shape], sessions=args.sessions, seed=args.seed, scale=args.scale)
     else:
         made = schema.read(args.traces)

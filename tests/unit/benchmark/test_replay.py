@@ -103,8 +103,10 @@ def test_other_arguments_in_the_same_folder_are_refused(arguments):
     with off as left, on as right:
         plugin.server = right
         replay.run(arguments(left, right, "--repeats", "1"))
-        with pytest.raises(cells.PlanRefused, match="traces_sha256 was"):
-            replay.run(arguments(left, right, "--seed", "7"))
+        for words in (("--seed", "7"), ("--sessions", "3"), ("--scale", "0.02")):
+            with pytest.raises(cells.PlanRefused, match="traces_sha256 was"):
+                replay.run(arguments(left, right, *words))
+        assert replay.run(arguments(left, right, "--repeats", "1")) == 0  # the first plan still goes on
 
 
 def test_a_dry_run_asks_no_server(arguments, capsys):
