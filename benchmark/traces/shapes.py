@@ -1,4 +1,4 @@
-"""The published shape of agentic coding sessions, and the parameters that reproduce it.
+"""Shapes that requests are made in: the published one of agentic coding sessions with the parameters that reproduce it, and fixed lengths.
 
 Targets are quantiles of public traces in the Weka format, root streams of eight turns or more, cut at a peak input: tokens a request, tokens
 new since the request before, seconds a user or a tool thinks. The parameters of each were fitted once to 500 sessions drawn with them.
@@ -57,3 +57,15 @@ SHAPES = {
         output=((0.0, 8), (0.5, 206), (0.9, 789), (0.99, 3935), (1.0, 8192)), think=(8.0, 2.535),
     ),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedLength:
+    """Sessions of one request each that share nothing, as random-input benchmarks send them. input_tokens, output_tokens: its lengths."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+FIXED_LENGTHS = {"random-8k-1k": FixedLength(8192, 1024)}
+EVERY = {**SHAPES, **FIXED_LENGTHS}

@@ -1,10 +1,11 @@
 """Synthetic agentic sessions of a published shape, in the Weka format.
 
-    python3 -m benchmark.traces.synthesize --out DIR [--shape agentic-64k] [--sessions 64] [--seed 0] [--scale 1.0]
+    python3 -m benchmark.traces.synthesize --out DIR [--shape agentic-64k] [--sessions 64] [--seed 0] [--scale 1.0] [--turns N]
 
 Every turn extends the input of the one before by what the last answer and the tools added; about one turn in a hundred drops all but the
 tools' and the system's prefix. Lengths of outputs and of what a turn adds are drawn apart from each other, which real sessions do not do.
-The same arguments give the same bytes. `--scale` multiplies every length of tokens, for machines that are not a GPU.
+The same arguments give the same bytes. `--scale` multiplies every length of tokens, for smaller models and machines that are not a GPU;
+`--turns` keeps the first turns of each session, for short runs. A shape of fixed lengths is one request a session, none like another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from pathlib import Path
 
 from benchmark.traces import schema, statistics
-from benchmark.traces.shapes import MIN_TURNS, SHAPES, Shape
+from benchmark.traces.shapes import EVERY, MIN_TURNS, SHAPES, FixedLength, Shape
 
 BLOCK = 64
 PREFIX_TOKENS = 2048  # tools and system prompt, kept by a reset
@@ -25,17 +26,28 @@ TRIES = 2000  # sessions of one number of turns drawn until one fits the peak
 MODEL = "synthetic"
 
 
-def session(shape: Shape, index: int, seed: int, scale: float = 1.0) -> dict:
-    """One trace file's content. Raises ValueError when no session of the drawn number of turns fits the peak."""
+def session(shape: Shape | FixedLength, index: int, seed: int, scale: float = 1.0, turns: int | None = None) -> dict:
+    """One trace file's content. turns: keep so many of the session's turns at most. Raises ValueError when no session of the drawn number of
+    turns fits the peak."""
+    if isinstance(shape, FixedLength):
+        return _fixed_length(shape, f"{seed}-{index:04d}", scale)
     draw = random.Random(f"{seed}/{index}")
-    turns = 0
-    while turns < MIN_TURNS:
-        turns = round(_log_normal(draw, *shape.turns))
+    drawn = 0
+    while drawn < MIN_TURNS:
+        drawn = round(_log_normal(draw, *shape.turns))
     for _ in range(TRIES):
-        lengths = _inputs(draw, shape, turns)
+        lengths = _inputs(draw, shape, drawn)
         if all(PREFIX_TOKENS + BLOCK <= tokens <= shape.peak for tokens, _ in lengths):
-            return _trace(draw, shape, f"{index:04d}", [(max(1, round(tokens * scale)), reset) for tokens, reset in lengths], scale)
-    raise ValueError(f"no session of {turns} turns fits {shape.peak} tokens in {TRIES} tries")
+            return _trace(draw, shape, f"{index:04d}", [(max(1, round(tokens * scale)), reset) for tokens, reset in lengths[:turns]], scale)
+    raise ValueError(f"no session of {drawn} turns fits {shape.peak} tokens in {TRIES} tries")
+
+
+def _fixed_length(shape: FixedLength, name: str, scale: float) -> dict:
+    tokens, out = (max(1, round(length * scale)) for length in (shape.input_tokens, shape.output_tokens))
+    request = {"t": 0.0, "type": "s", "model": MODEL, "in": tokens, "out": out, "hash_ids": list(range(tokens // BLOCK))}
+    request |= {"input_types": ["text"], "output_types": ["text"], "stop": "end_turn", "api_time": 0.0, "think_time": 0.0, "ttft": 0.0}
+    head = {"id": f"fixed-{name}", "models": [MODEL], "block_size": BLOCK, "hash_id_scope": "local", "tool_tokens": 0, "system_tokens": 0}
+    return head | {"requests": [request], "totals": None}
 
 
 def _inputs(draw: random.Random, shape: Shape, turns: int) -> list[tuple[int, bool]]:
@@ -88,7 +100,9 @@ def _through(share: float, points: tuple[tuple[float, float], ...]) -> float:
     return points[-1][1]
 
 
-def write(out: Path, shape: Shape, *, sessions: int, seed: int, scale: float = 1.0) -> list[schema.Trace]:
+def write(
+    out: Path, shape: Shape | FixedLength, *, sessions: int, seed: int, scale: float = 1.0, turns: int | None = None
+) -> list[schema.Trace]:
     """Writes one file a session into the folder `out`, which must not hold other .json files, and reads them back. Raises ValueError."""
     out.mkdir(parents=True, exist_ok=True)
     names = [f"session-{index:04d}.json" for index in range(sessions)]
@@ -96,21 +110,23 @@ def write(out: Path, shape: Shape, *, sessions: int, seed: int, scale: float = 1
     if others:
         raise ValueError(f"{out} holds {others[0]}, which is not of this set: choose an empty folder")
     for index, name in enumerate(names):
-        (out / name).write_text(json.dumps(session(shape, index, seed, scale)) + "\n")
+        (out / name).write_text(json.dumps(session(shape, index, seed, scale, turns)) + "\n")
     return schema.read(out)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="agentic-64k")
+    parser.add_argument("--shape", choices=sorted(EVERY), default="agentic-64k")
     parser.add_argument("--sessions", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--turns", type=int, help="keep so many turns of a session at most")
     args = parser.parse_args()
-    traces = write(args.out, SHAPES[args.shape], sessions=args.sessions, seed=args.seed, scale=args.scale)
+    traces = write(args.out, EVERY[args.shape], sessions=args.sessions, seed=args.seed, scale=args.scale, turns=args.turns)
     found = statistics.measure(traces)
-    print(statistics.table(found, SHAPES[args.shape] if args.scale == 1.0 else None))
+    whole = args.scale == 1.0 and args.turns is None
+    print(statistics.table(found, SHAPES.get(args.shape) if whole else None))
     print(f"{len(traces)} sessions, SHA-256 {schema.digest(traces)}")
     return 0
 

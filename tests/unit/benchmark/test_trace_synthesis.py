@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.traces import schema, statistics, synthesize
-from benchmark.traces.shapes import MIN_TURNS, SHAPES
+from benchmark.traces.shapes import FIXED_LENGTHS, MIN_TURNS, SHAPES
 
 
 def made(shape, seed=3):
@@ -53,6 +53,20 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
     assert schema.digest(first) == schema.digest(again) != schema.digest(other)
     # a session does not depend on how many are made
     assert synthesize.session(shape, 2, 0) == json.loads(first[2].path.read_text())
+
+
+def test_a_session_cut_short_begins_as_the_whole_one():
+    whole, cut = (synthesize.session(SHAPES["agentic-64k"], 0, 0, turns=turns)["requests"] for turns in (None, 3))
+    assert len(whole) > len(cut) == 3 and cut[2].pop("stop") == "end_turn" != whole[2].pop("stop")
+    assert cut == whole[:3]
+
+
+def test_fixed_lengths_are_one_request_each_and_share_nothing(tmp_path):
+    found = synthesize.write(tmp_path, FIXED_LENGTHS["random-8k-1k"], sessions=3, seed=1)
+    assert [[(r.input_tokens, r.output_tokens) for r in trace.root] for trace in found] == [[(8192, 1024)]] * 3
+    assert len({trace.id for trace in found}) == 3  # hash ids mean nothing beyond a session: no prefix is shared
+    small = synthesize.session(FIXED_LENGTHS["random-8k-1k"], 0, 1, scale=0.01)["requests"][0]
+    assert (small["in"], small["out"], small["hash_ids"]) == (82, 10, [0])
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):
