@@ -14,6 +14,9 @@
 #          standard-fp8  SGLang's own graph of the model with FP8 matrices (about 3 min)
 #          ngram      ngram_ab at 1k, batch 1 4 8, tokens compared (about 3 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
+#          replay     agentic sessions, then random 8k/1k, at 1 2 4 8 requests at once, on one pair of servers  within REPLAY_S, default
+#                     400 s: first 3 turns at half their length, contexts up to 32k, by the direct driver, which needs no package and no
+#                     network. REPLAY_ARGS stands for `--model qwen3-8b --scale 0.5`; on a CPU `--smoke --scale 0.02`
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
 # PYTHONPATH must lead to the installed package; `python3` must be the one with SGLang. DEADLINE (s, default 580) is the whole
@@ -43,6 +46,17 @@ phase() {  # NAME MODULE ARGUMENTS...: run one script; its last 45 lines go to t
   return $code
 }
 
+replay() {  # its folder travels as one file; benchmark.report makes the page from it where matplotlib is
+  local runs=$work/replay-runs limit code=0; limit=$(left)
+  [ "$limit" -gt "${REPLAY_S:-400}" ] && limit=${REPLAY_S:-400}
+  # shellcheck disable=SC2086 # REPLAY_ARGS are words
+  phase replay replay ${REPLAY_ARGS:---model qwen3-8b --scale 0.5} --driver direct --out "$runs" --deadline "$limit" --per-lane 1 --turns 3 \
+    --peak 32768 --pool-tokens 196608 --beside random-8k-1k || code=1
+  cp "$runs/report.json" "$out/replay-qwen3-8b.json" && cp "$runs/random-8k-1k/report.json" "$out/random-8k-1k-qwen3-8b.json" || code=1
+  tar -C "$runs" -czf "$out/replay-runs.tgz" --exclude=traces/all . || code=1
+  return $code
+}
+
 for name in "$@"; do
   case $name in
     speed) phase speed serve.decode_ab || status=1 ;;
@@ -59,6 +73,7 @@ for name in "$@"; do
       refusals=$!
       phase scenarios serve.scenarios || status=1
       wait $refusals || status=1 ;;
+    replay) replay || status=1 ;;
     hang) PYTHONPATH=$SITE_PLANTED:${PYTHONPATH:-} phase hang serve.hang || status=1 ;;
     *) echo "no phase $name" >&2; exit 2 ;;
   esac

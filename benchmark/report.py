@@ -2,18 +2,20 @@
 
     python3 -m benchmark.report OUT
 
-Exit status 0 if every concurrency's arms did the same work. Needs matplotlib, scipy and jinja2 (`pip install 'sgl-lowlatency[plot]'`).
+Exit status 0 if every concurrency's arms did the same work. Needs scipy, which SGLang brings, and for the page matplotlib and jinja2
+(`pip install 'sgl-lowlatency[plot]'`); where these are missing the other two files are written, and the page can be made elsewhere from OUT.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
 
-from benchmark.agentic import analysis, cells, markdown, page
+from benchmark.agentic import analysis, cells, console, markdown
 from benchmark.agentic.arms import OFF, ON
 from sgl_lowlatency.bench import stats
 from sgl_lowlatency.bench.results import SCHEMA
@@ -39,7 +41,8 @@ def build(out: Path) -> dict:
     if wrong:
         raise ReportRefused("\n".join(wrong))
     last = found[-1][0]
-    content = {"schema": SCHEMA, "what": "replay", "name": f"replay-{plan['model']}-{plan['mode']}", "date": found[0][0].date}
+    last_word = plan["mode"] if plan["what"] == "replay" else plan["shape"].partition(",")[0]
+    content = {"schema": SCHEMA, "what": plan["what"], "name": f"{plan['what']}-{plan['model']}-{last_word}", "date": found[0][0].date}
     content |= {key: plan[key] for key in ("commit", "dirty", "versions", "weights")} | last.machine
     content |= {"command": last.command, "notes": "", "plan": plan, "servers": servers, "rows": [], "concurrencies": {}}
     content["order"] = [f"r{c.repeat} c{c.concurrency} " + ("off, on" if c.first == (c.arm == OFF) else "on, off") for c, _ in found if c.arm == OFF]
@@ -64,14 +67,30 @@ def _row(plan: dict, servers: dict, number: int, one: dict) -> dict:
 
 
 def write(out: Path) -> list[Path]:
-    """Writes the three files and returns them. Raises ReportRefused."""
+    """Writes the files, the page where it can be drawn, and returns them. Raises ReportRefused."""
     content = build(out)
-    texts = {JSON: json.dumps(content, indent=1) + "\n", MARKDOWN: markdown.render(content), HTML: page.render(content)}
+    texts = {JSON: json.dumps(content, indent=1) + "\n", MARKDOWN: markdown.render(content)}
+    if drawable():
+        from benchmark.agentic import page
+
+        texts[HTML] = page.render(content)
     for name, text in texts.items():
         partial = out / f"{name}.partial"
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, out / name)
     return [out / name for name in texts]
+
+
+def drawable() -> bool:
+    """Whether what the page needs is installed."""
+    return all(importlib.util.find_spec(name) for name in ("matplotlib", "jinja2"))
+
+
+def table(out: Path) -> str:
+    """The head of the written report as lines of a terminal, and where to make a page that could not be drawn here."""
+    text = console.render(json.loads((out / JSON).read_text()))
+    why = f"no {HTML}: matplotlib or jinja2 is not installed; python3 -m benchmark.report makes it from {out} anywhere"
+    return text if drawable() else f"{text}\n{why}"
 
 
 def problems(out: Path) -> list[str]:
@@ -85,7 +104,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     try:
-        print(*write(args.out), sep="\n")
+        print(*write(args.out), table(args.out), sep="\n")
     except ReportRefused as error:
         print(f"report: refused: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,6 @@ or take the direct driver, which needs nothing.
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import subprocess
@@ -22,13 +21,14 @@ from pathlib import Path
 from benchmark.agentic import records
 from benchmark.agentic.records import Record
 from benchmark.common import deadline
-from benchmark.traces.schema import Trace
 
 NAME = "aiperf"
 VERSION = "0.13.0"
 FIXED, SCENARIO = "fixed-work", "scenario-timing"
 RAW = "profile_export_raw.jsonl"
 STOP_GRACE_S = 20.0
+INSTALL_LIMIT_S = 1800.0
+REGISTRY = ["--timeout", "20", "--retries", "2"]  # a registry that does not answer is an error within minutes
 UNSET = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONPATH")  # with the first two a tokenizer's folder does not load
 
 
@@ -46,7 +46,7 @@ def install_commands(environment: Path, wheels: Path | None) -> list[list[str]]:
     """What makes the environment. wheels: folder of downloaded wheels, the only source then."""
     source = ["--no-index", "--find-links", str(wheels)] if wheels else []
     pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return [[sys.executable, "-m", "venv", str(environment)], [*pip, *source, f"aiperf=={VERSION}"]]
+    return [[sys.executable, "-m", "venv", str(environment)], [*pip, *REGISTRY, *source, f"aiperf=={VERSION}"]]
 
 
 def install(environment: Path, wheels: Path | None, say: Callable[[str], None]) -> None:
@@ -58,11 +58,23 @@ def install(environment: Path, wheels: Path | None, say: Callable[[str], None]) 
         return
     say(f"installing aiperf {VERSION} (1.2 GB) into {environment}")
     for command in install_commands(environment, wheels):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
-        if done.returncode:
-            tail = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
+        code, said = _finish(command, INSTALL_LIMIT_S)
+        if code:
+            tail = "\n".join(said.splitlines()[-8:])
             raise AiperfFailed(f"aiperf {VERSION} cannot be installed; carry its wheels (--aiperf-wheels) or use --driver direct:\n{tail}")
     complete.touch()
+
+
+def _finish(command: list[str], limit_s: float) -> tuple[int, str]:
+    """(exit status, output) of a command that is ended with everything it started after `limit_s`, and on an exception."""
+    process = deadline.spawn(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_environment())
+    try:
+        said, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise AiperfFailed(f"{' '.join(command[:4])} … did not end within {limit_s:.0f} s") from None
+    finally:
+        deadline.stop(process, grace_s=1.0)
+    return process.returncode, said
 
 
 def profile_command(
@@ -101,14 +113,6 @@ def run(command: list[str], out: Path, limit_s: float) -> list[Record]:
     found = parse(out / RAW)
     (out / RAW).unlink()  # every prompt and every event of it, gigabytes over a whole replay
     return found
-
-
-def missing(found: list[Record], traces: list[Trace]) -> list[str]:
-    """Sessions of which a fixed-work run did not send every request. (aiperf cuts a session where its prefix is dropped and runs the rest as
-    a stream of its own, so requests are counted by session.)"""
-    sent = collections.Counter(record.conversation for record in found)
-    wanted = {trace.id: sum(len(requests) for _, requests in trace.streams) for trace in traces}
-    return [f"{name}: {sent[name]} of {number} requests sent" for name, number in wanted.items() if sent[name] != number]
 
 
 def parse(path: Path) -> list[Record]:

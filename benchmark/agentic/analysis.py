@@ -20,6 +20,7 @@ from benchmark.serve.coverage import PREFILL
 from sgl_lowlatency.bench import stats
 
 MIN_REPEATS = 3
+BURST = 0.2  # of the mean gap
 CONTEXT_BINS = 8
 MAX_POINTS = 1500  # of the scatter, evenly taken
 FASTER, SLOWER, UNDECIDED, NO_CLAIM = "faster", "slower", "not decidable", "no claim"
@@ -32,7 +33,9 @@ Found = list[tuple[Cell, list[Record]]]
 
 def figures(cell: Cell, found: list[Record]) -> dict[str, float]:
     """Of one run: milliseconds by METRICS; tok_s_user_pX = 1000 / itl_pX, so p90 is the slow tail; output_tok_s of all sessions together;
-    cache_hit, share of input tokens found in the prefix cache; accept_length, tokens a verify step. Failed requests are left out."""
+    cache_hit, share of input tokens found in the prefix cache; first_token_share, of the requests' time, until their first token, which the
+    plugin does not change; under_way, requests at once on average; burst_share, gaps of less than a fifth of the mean: tokens that arrived
+    together, of which a percentile of gaps tells nothing; accept_length, tokens a verify step. Failed requests are left out."""
     good = [record for record in found if record.error is None]
     series = {
         "itl": [gap for record in good for gap in record.gaps_ms],
@@ -43,6 +46,12 @@ def figures(cell: Cell, found: list[Record]) -> dict[str, float]:
     value = {f"{name}_p{p}": round(stats.quantile(values, p / 100), 4) for name, values in series.items() if values for p in PERCENTILES}
     value |= {f"tok_s_user_p{p}": round(1e3 / value[f"itl_p{p}"], 3) for p in PERCENTILES if value.get(f"itl_p{p}")}
     value |= {"seconds": cell.seconds, "output_tok_s": round(sum(r.output_tokens for r in good) / cell.seconds, 3)}
+    if gaps := series["itl"]:
+        value["burst_share"] = round(sum(gap < BURST * sum(gaps) / len(gaps) for gap in gaps) / len(gaps), 4)
+    spent_ms = sum(record.e2e_ms for record in good)
+    if spent_ms:
+        value["first_token_share"] = round(sum(record.ttft_ms for record in good) / spent_ms, 4)
+        value["under_way"] = round(spent_ms / 1e3 / cell.seconds, 3)
     known = [record for record in good if record.cached_tokens is not None]
     if known:
         value["cache_hit"] = round(sum(r.cached_tokens for r in known) / sum(r.input_tokens for r in known), 4)
@@ -56,16 +65,21 @@ def decide(off: Sequence[float], on: Sequence[float]) -> dict:
     """{ratio, ci95, verdict, repeats} of paired runs of a time: ratio above 1 is `on` faster. Nothing is decided below MIN_REPEATS pairs."""
     logs = [math.log(a / b) for a, b in zip(off, on, strict=True)]
     count, mean = len(logs), sum(logs) / len(logs)
-    found = {"ratio": round(math.exp(mean), 4), "ci95": None, "verdict": UNDECIDED, "repeats": count}
+    found = {"ratio": _rounded(math.exp(mean)), "ci95": None, "verdict": UNDECIDED, "repeats": count}
     if count < MIN_REPEATS:
         return found | {"why": f"{count} of at least {MIN_REPEATS} repeats"}
     error = math.sqrt(sum((x - mean) ** 2 for x in logs) / (count - 1) / count)
     half = float(distributions.t.ppf(0.975, count - 1)) * error
     low, high = math.exp(mean - half), math.exp(mean + half)
-    found["ci95"] = [round(low, 4), round(high, 4)]
+    found["ci95"] = [_rounded(low), _rounded(high)]
     if low > 1 or high < 1:
         return found | {"verdict": FASTER if low > 1 else SLOWER}
     return found | {"why": "the interval holds 1"}
+
+
+def _rounded(ratio: float) -> float:
+    """Five figures: a ratio never becomes 0."""
+    return float(f"{ratio:.5g}")
 
 
 def concurrency(found: Found, mode: str) -> dict:

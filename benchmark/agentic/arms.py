@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.serve import coverage, server
-from benchmark.serve.client import Client
+from benchmark.agentic.setup import Setup
+from benchmark.serve import coverage, server, warm_kernels
+from benchmark.serve.client import Client, random_prompt
 from sgl_lowlatency.cli import server_setup
 from sgl_lowlatency.cli.server_process import ServerProcess, running
 
 OFF, ON = "off", "on"
+WARM_LIMIT_S = 30.0  # after the servers are ready, for what still compiles: nothing may run beside a measurement
 FLAG = "enable_nvidia_megakernel"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 # Of /server_info: what may differ between two servers that do the same work, the plugin's flag apart.
@@ -76,21 +79,37 @@ def launch_arguments(setup_arguments: list[str], name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(arguments: list[str], environment: dict[str, str], logs: Path, limit_s: float, say: Callable[[str], None]) -> Iterator[tuple[Arm, Arm]]:
+def started(made: Setup, logs: Path, limit_s: float, say: Callable[[str], None]) -> Iterator[tuple[Arm, Arm]]:
     """(off, on), both ready, started together; stopped at the end of the block, killed on an exception. Raises ServerFailed."""
+    logs.mkdir(parents=True, exist_ok=True)
+    warming = warm_kernels.start(made.kernels_of, [], ngram=False, work=logs) if made.kernels_of else []
     with contextlib.ExitStack() as stack:
-        arms = []
+        # SGLang leaves its sockets and counters' files behind; the path of a socket must be short
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-", ignore_cleanup_errors=True))
+        arms, environment = [], made.environment | {"TMPDIR": scratch}
         for name in (OFF, ON):
-            process = ServerProcess(launch_arguments(arguments, name), server_setup.free_port(), logs / f"{name}.log", environment)
+            process = ServerProcess(launch_arguments(made.arguments, name), server_setup.free_port(), logs / f"{name}.log", environment)
             stack.enter_context(running(process))
             arms.append(Arm(name, process.url, Client(process.port, timeout_s=3600), process))
             say(f"{name}: starting SGLang at {process.url}, log in {process.log.name}")
         for arm in arms:
             arm.process.wait_ready(limit_s, lambda line, name=arm.name: say(f"{name}: {line}"))
             say(f"{arm.name}: ready")
+        if warming:
+            say("kernels: " + warm_kernels.finish(warming, limit_s=WARM_LIMIT_S))
         yield arms[0], arms[1]
         for arm in arms:  # asked together, they end side by side
             arm.process.request_stop()
+
+
+def warm(off: Arm, on: Arm, *, longest: int, widths: int, vocab: int) -> None:
+    """Runs what a measurement must not be the first to run: steps of 1 to `widths` requests, a prompt of `longest` tokens and its return
+    from the prefix cache. Raises RuntimeError with the server's words."""
+    for arm in (off, on):
+        for width in range(1, widths + 1):
+            arm.client.timed([random_prompt(4, vocab=vocab, seed=width * 100 + row) for row in range(width)], 3)
+        for _ in range(2):
+            arm.client.timed([random_prompt(longest, vocab=vocab, seed=0)], 2)
 
 
 def check(off: Arm, on: Arm) -> dict:

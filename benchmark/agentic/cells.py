@@ -89,9 +89,9 @@ def every(out: Path) -> list[tuple[Cell, list[Record]]]:
 
 
 def keep_plan(out: Path, plan: dict) -> None:
-    """Writes OUT/plan.json, or compares with the one there. Raises PlanRefused with every difference."""
+    """Writes OUT/plan.json or, where runs of one are there, compares with that. Raises PlanRefused with every difference."""
     path = out / "plan.json"
-    if not path.exists():
+    if not path.exists() or not any((out / "cells").glob("*/cell.json")):
         out.mkdir(parents=True, exist_ok=True)
         _replace(path, plan)
         return

@@ -8,11 +8,14 @@ from benchmark.agentic.arms import OFF, ON
 from sgl_lowlatency.bench import stats
 
 HEAD = "itl_p50"
+BURSTS_ALLOWED = 0.05
 NOTHING = "Nothing that these runs decide."
-TABLE = ("tok_s_user_p50", "tok_s_user_p90", *(m for m in METRICS if m != "seconds"), "seconds", "output_tok_s", "cache_hit", "accept_length")
+TABLE = ("tok_s_user_p50", "tok_s_user_p90", *(m for m in METRICS if m != "seconds"), "seconds", "output_tok_s", "cache_hit")
+TABLE += ("first_token_share", "under_way", "accept_length")
 NAMES = METRICS | {
     "tok_s_user_p50": "tok/s/user, p50", "tok_s_user_p90": "tok/s/user, p90 (slow tail)", "tok_s_user_p99": "tok/s/user, p99",
     "output_tok_s": "output tokens a second, all sessions", "cache_hit": "share of input found in the prefix cache",
+    "first_token_share": "share of the requests' time until their first token", "under_way": "requests at once, on average",
     "accept_length": "tokens a verify step",
 }
 
@@ -73,7 +76,7 @@ def losses(content: dict) -> list[str]:
     for number, one in content["concurrencies"].items():
         lines += [f"concurrency {number}: {line}" for line in lost_steps(one["coverage"])]
         slower = sum(on > off for off, on, _ in one["turns"])
-        if one["turns"]:
+        if slower:
             some = f"{slower} of {len(one['turns'])} requests"
             lines.append(f"concurrency {number}: {some} took longer a token with the plugin, by the median of their repeats")
     return lines
@@ -98,10 +101,11 @@ def caveats(content: dict) -> list[str]:
     if plan["mode"] == SCENARIO:
         lines.append("Scenario timing: arms meet other requests, so nothing here is a comparison.")
         lines.append("Not an AgentX score: local traces are no valid submission.")
-    else:
+    elif plan["what"] == "replay":
         lines.append("AgentX-format replay of fixed work, thinking time left out; not an AgentX score.")
     if content["servers"]["attached"]:
         lines.append("The servers were started by the operator: that they share one GPU, and that nothing else runs on it, is the operator's word.")
+    lines += [f"concurrency {number}: {line}" for number, one in content["concurrencies"].items() if (line := bursts(one))]
     if content["dirty"]:
         lines.append("The code had uncommitted changes.")
     names = ", ".join(f"{name} {plan[name]}" for name in ("driver", "shape"))
@@ -111,6 +115,14 @@ def caveats(content: dict) -> list[str]:
     if tests:
         lines.append(f"{tests} comparisons at 95 % each: about {tests * 0.05:.1f} of them would be decided by chance if both arms were the same.")
     return lines
+
+
+def bursts(one: dict) -> str | None:
+    """A warning where tokens arrived together, in either arm: a machine that is too busy to pass each on as it is made."""
+    worst = max((run.get("burst_share", 0.0) for runs in one["runs"].values() for run in runs), default=0.0)
+    if worst <= BURSTS_ALLOWED:
+        return None
+    return f"up to {worst:.0%} of tokens arrived together with the one before: read the time an output token, not the gap between tokens"
 
 
 def answers(one: dict) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from benchmark.traces.schema import Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,14 @@ def work(records: list[Record]) -> dict:
 def failures(records: list[Record]) -> list[str]:
     """Requests without an answer."""
     return [f"{'/'.join(map(str, record.key))}: {record.error}" for record in records if record.error is not None]
+
+
+def missing(found: list[Record], traces: Sequence[Trace]) -> list[str]:
+    """Sessions of which a fixed-work run did not send every request. (aiperf cuts a session where its prefix is dropped and runs the rest as
+    a stream of its own, so requests are counted by session.)"""
+    sent = collections.Counter(record.conversation for record in found)
+    wanted = {trace.id: sum(len(requests) for _, requests in trace.streams) for trace in traces}
+    return [f"{name}: {sent[name]} of {number} requests sent" for name, number in wanted.items() if sent[name] != number]
 
 
 def unequal(off: list[Record], on: list[Record]) -> list[str]:

@@ -23,7 +23,8 @@ class SetupRefused(ValueError):
 
 @dataclass(frozen=True)
 class Setup:
-    """arguments: of sglang.launch_server, without port and the plugin's flag. model: slug of the results. vocab: ids in use."""
+    """arguments: of sglang.launch_server, without port and the plugin's flag. model: slug of the results. vocab: ids in use. kernels_of: a
+    model whose kernels may be compiled beside the servers' start, which else compile them one after the other."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -31,6 +32,7 @@ class Setup:
     weights: str
     vocab: int
     tokenizer: str | None
+    kernels_of: Path | None = None
 
 
 def of(args: argparse.Namespace, work: Path, context: int) -> Setup:
@@ -52,7 +54,7 @@ def of(args: argparse.Namespace, work: Path, context: int) -> Setup:
         models.write_model(path, shape)
     arguments = ["--model-path", str(path), "--skip-tokenizer-init", *_gpu(args, context), *extra]
     slug = args.model + (f"-{args.layers}-layers" if args.layers else "")
-    return Setup(arguments, server.environment(work), slug, "real-scale random, seed 0", shape.vocab, None)
+    return Setup(arguments, server.environment(work), slug, "real-scale random, seed 0", shape.vocab, None, path)
 
 
 def _checkpoint(args: argparse.Namespace, work: Path, context: int, extra: list[str]) -> Setup:

@@ -13,11 +13,12 @@ OURS = 'sgl_lowlatency:decode_steps_total{mode="decode",rows="1"} 7.0\n'
 
 
 class Stub(ThreadingHTTPServer):
-    """info: of /server_info. metrics: of /metrics, None for 404. generate: (request) -> events of a stream. asked: bodies of /generate so far."""
+    """info: of /server_info. metrics: of /metrics, None for 404. generate: (request) -> events of a stream. asked: bodies of /generate so
+    far, `warmed` those that asked for no stream."""
 
     def __init__(self, info: dict, metrics: str | None, generate=None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.info, self.metrics, self.generate, self.asked, self.lock = info, metrics, generate, [], threading.Lock()
+        self.info, self.metrics, self.generate, self.asked, self.warmed, self.lock = info, metrics, generate, [], [], threading.Lock()
 
     @property
     def url(self) -> str:
@@ -33,6 +34,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/generate":
             return self._answer(200, "")
+        if not body["stream"]:
+            self.server.warmed.append(body)
+            ids = [7] * body["sampling_params"]["max_new_tokens"]
+            return self._answer(200, json.dumps([{"output_ids": ids, "meta_info": {}} for _ in body["input_ids"]]))
         with self.server.lock:
             self.server.asked.append(body)
         events = self.server.generate(body)

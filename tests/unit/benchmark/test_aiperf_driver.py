@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from replay_runs import trace
 
 from benchmark.agentic import aiperf_driver, records
 from benchmark.agentic.aiperf_driver import FIXED, SCENARIO, AiperfFailed
+from benchmark.serve.server import free_port
 
 
 def event(at_ms, **delta):
@@ -58,11 +58,6 @@ def test_failed_requests_and_foreign_lines(tmp_path):
         parsed(tmp_path, line(), {"x": 1})
 
 
-def test_a_session_cut_at_a_dropped_prefix_is_complete(tmp_path):
-    found = parsed(tmp_path, line("a", 0), line("a::fa:000", 0), line("b", 0))
-    assert aiperf_driver.missing(found, [trace("a", (70, 1), (80, 1)), trace("b", (70, 1), (80, 1))]) == ["b: 1 of 2 requests sent"]
-
-
 def command(mode):
     return aiperf_driver.profile_command(
         Path("/env"), "http://h:1", "m", "tok", Path("traces"), Path("out"),
@@ -83,9 +78,28 @@ def test_the_modes_differ_in_what_they_should():
 
 def test_wheels_are_the_only_source_where_they_are_given(tmp_path):
     assert aiperf_driver.install_commands(Path("/env"), None)[1][-1] == "aiperf==0.13.0"
-    assert ["--no-index", "--find-links", "w"] == aiperf_driver.install_commands(Path("/env"), Path("w"))[1][6:9]
+    assert ["--no-index", "--find-links", "w"] == aiperf_driver.install_commands(Path("/env"), Path("w"))[1][-4:-1]
     with pytest.raises(AiperfFailed, match="has no aiperf-0.13.0 wheel; fill it with: pip download aiperf==0.13.0"):
         aiperf_driver.install(tmp_path / "env", tmp_path, print)
+
+
+def test_a_registry_that_is_not_there_is_an_error_with_a_way_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port()}/simple")
+    with pytest.raises(AiperfFailed, match="aiperf 0.13.0 cannot be installed; carry its wheels .* or use --driver direct:") as failed:
+        aiperf_driver.install(tmp_path / "env", None, print)
+    assert "No matching distribution found for aiperf==0.13.0" in str(failed.value)
+    assert not (tmp_path / "env/complete").exists()
+
+
+def test_a_registry_that_never_answers_ends_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(aiperf_driver, "INSTALL_LIMIT_S", 1.0)
+    silent = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(aiperf_driver, "install_commands", lambda environment, wheels: [silent])
+    with pytest.raises(AiperfFailed, match="did not end within 1 s"):
+        aiperf_driver.install(tmp_path / "env", None, print)
 
 
 def script(tmp_path, body):

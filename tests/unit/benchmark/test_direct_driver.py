@@ -13,18 +13,19 @@ from benchmark.serve.client import Client
 def replay(traces, concurrency=1, generate=tokens):
     seen = []
     with stub(generate=generate) as server:
-        found = direct_driver.run(Client(server.server_port), traces, concurrency=concurrency, vocab=100, progress=seen.append)
+        sessions = direct_driver.prepare(traces, 100)
+        found = direct_driver.run(Client(server.server_port), sessions, concurrency=concurrency, progress=seen.append)
         return found, server.asked, seen
 
 
 def test_prompts_share_what_their_hash_ids_share():
     one = trace("a", (64 * 3 + 10, 1), (64 * 4 + 5, 1))
-    first, second = (direct_driver.prompt_ids(one, "root", turn, request, 100) for turn, request in enumerate(one.root))
+    first, second = (list(prompt.ids) for prompt in direct_driver.prepare([one], 100)[0])
     assert (len(first), len(second)) == (202, 261)
     assert first[:192] == second[:192] and first[192:202] != second[192:202]
     assert all(10 <= token < 100 for token in second) and len(set(second)) > 50
-    other = direct_driver.prompt_ids(trace("b", (202, 1)), "root", 0, one.root[0], 100)
-    assert other[:64] != first[:64]  # ids are of one trace
+    other = direct_driver.prepare([trace("b", (202, 1))], 100)[0][0]
+    assert list(other.ids[:64]) != first[:64]  # ids are of one trace
 
 
 def test_every_request_is_sent_in_order_and_recorded():
@@ -60,7 +61,8 @@ def test_an_answer_of_another_length_is_a_failure_and_the_rest_goes_on():
 def test_a_server_that_is_gone_is_a_failure():
     with stub() as server:
         port = server.server_port
-    found = direct_driver.run(Client(port), [trace("a", (70, 3))], concurrency=1, vocab=100, progress=lambda _record: None)
+    sessions = direct_driver.prepare([trace("a", (70, 3))], 100)
+    found = direct_driver.run(Client(port), sessions, concurrency=1, progress=lambda _record: None)
     assert "ConnectionRefusedError" in found[0].error
 
 
@@ -70,7 +72,8 @@ def test_an_interrupt_ends_every_lane():
     def interrupted(_record):
         raise KeyboardInterrupt
 
+    sessions = direct_driver.prepare([trace("a", (70, 1), (80, 1), (90, 1))], 100)
     with stub(generate=tokens) as server:
         with pytest.raises(KeyboardInterrupt):
-            direct_driver.run(Client(server.server_port), [trace("a", (70, 1), (80, 1), (90, 1))], concurrency=1, vocab=100, progress=interrupted)
+            direct_driver.run(Client(server.server_port), sessions, concurrency=1, progress=interrupted)
         assert len(server.asked) == 1

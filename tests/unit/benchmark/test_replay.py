@@ -4,14 +4,15 @@ import json
 
 import pytest
 
-for name in ("scipy", "matplotlib", "jinja2", "sglang"):
+for name in ("scipy", "sglang"):
     pytest.importorskip(name)
 
-from stub_server import stub, tokens  # noqa: E402
+from stub_server import OURS, stub, tokens  # noqa: E402
 
 from benchmark import replay  # noqa: E402
 from benchmark.agentic import arms, cells  # noqa: E402
 from benchmark.serve import coverage  # noqa: E402
+from benchmark.serve.server import free_port  # noqa: E402
 
 CHECKPOINT = {"vocab_size": 200, "max_position_embeddings": 70000}
 ACTIVE = {"enable_nvidia_megakernel": True}
@@ -79,6 +80,7 @@ def test_arms_alternate_and_a_second_call_goes_on(arguments, tmp_path, capsys):
         plugin.server = right
         args = arguments(left, right)
         assert replay.run(args) == 0
+        assert [len(body["input_ids"]) for body in left.warmed] == [1, 1, 1]  # one request at once, and the longest prompt twice
         first = len(order)
         assert runs(order) == ["off", "on", "off"]  # off, on, then on, off
         assert replay.run(args) == 0 and len(order) == first  # nothing is left to do
@@ -98,6 +100,60 @@ def test_a_plugin_that_runs_no_step_is_refused(arguments):
             replay.run(arguments(left, right))
 
 
+def test_another_shape_runs_beside_on_the_same_servers(arguments, tmp_path, capsys):
+    order = []
+    off, on, plugin = pair(order)
+    with off as left, on as right:
+        plugin.server = right
+        args = arguments(left, right, "--repeats", "3", "--beside", "random-8k-1k", "--peak", "9216")
+        assert replay.run(args) == 0
+    contents = [json.loads((tmp_path / "out" / name / "report.json").read_text()) for name in ("", "random-8k-1k")]
+    assert [content["what"] for content in contents] == ["replay", "fixed-length"] and contents[1]["name"].endswith("-random-8k-1k")
+    work = contents[1]["concurrencies"]["1"]["work"]
+    assert (work["requests"], work["input_tokens"], work["output_tokens"]) == (1, 8192, 1024)
+    assert contents[0]["servers"] == contents[1]["servers"] and contents[0]["concurrencies"]["1"]["problems"] == []
+    out = capsys.readouterr().out
+    assert "driver direct, fixed-work, agentic-64k" in out and "driver direct, fixed-work, random-8k-1k" in out
+    assert out.count("equal work: yes, 3 repeats of") == 2
+
+
+def test_pairs_past_the_deadline_are_left_out_and_named(arguments, tmp_path, monkeypatch, capsys):
+    clock = iter([400.0, 20.0])  # left before the first pair, and before the second
+    monkeypatch.setattr(replay.deadline, "remaining", lambda limit_s: next(clock))
+    off, on, plugin = pair([])
+    with off as left, on as right:
+        plugin.server = right
+        assert replay.run(arguments(left, right, "--deadline", "400")) == 1
+    assert "problem: replay r2 c1: not run, it would not have ended within 400 s" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/report.json").read_text())["order"] == ["r1 c1 off, on"]
+
+
+def refused(words, capsys):
+    """What `replay.main` says on the way out."""
+    assert replay.main(words) == 2
+    return capsys.readouterr().err
+
+
+def test_wrong_inputs_end_with_their_name(tmp_path, checkpoint, capsys):
+    """As a shell sees it. (Results of different GPUs: test_replay_report.py and test_replay_cells.py.)"""
+    def words(left, right, *more):
+        both = ["--off-url", left if isinstance(left, str) else left.url, "--on-url", right if isinstance(right, str) else right.url]
+        return ["--out", str(tmp_path / "out"), "--driver", "direct", *both, "--model-path", str(checkpoint), "--repeats", "1", *more]
+
+    session = replay.work.synthesize.session(replay.work.EVERY["agentic-64k"], 0, 0, 0.01)
+    (tmp_path / "strange.json").write_text(json.dumps(session | {"colour": "red"}))
+    (tmp_path / "fine.json").write_text(json.dumps(session))
+    fine = ["--traces", str(tmp_path / "fine.json")]
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with stub() as off, stub(ACTIVE, OURS) as on, stub(ACTIVE | {"model_path": "n"}, OURS) as other, stub() as without:
+        strange = refused(words(off, on, "--traces", str(tmp_path / "strange.json")), capsys)
+        assert "replay: refused: strange.json: unknown key 'colour'" in strange
+        assert f"replay: refused: on: no server answers at {nobody}" in refused(words(off, nobody, *fine), capsys)
+        assert "plugin not active: the on server was started without" in refused(words(off, without, *fine), capsys)
+        assert "different models on the arms: m off, n on" in refused(words(off, other, *fine), capsys)
+        assert off.asked == on.asked == other.asked == []
+
+
 def test_other_arguments_in_the_same_folder_are_refused(arguments):
     off, on, plugin = pair([])
     with off as left, on as right:
@@ -115,7 +171,7 @@ def test_a_dry_run_asks_no_server(arguments, capsys):
         assert left.asked == right.asked == []
         out = capsys.readouterr().out
     assert [line for line in out.splitlines() if line.startswith("#")] == [
-        f"# repeat {repeat}, concurrency 1, {name}" for repeat, name in ((1, "off"), (1, "on"), (2, "on"), (2, "off"))
+        f"# replay, repeat {repeat}, concurrency 1, {name}" for repeat, name in ((1, "off"), (1, "on"), (2, "on"), (2, "off"))
     ]
     assert f"--url={left.url} --concurrency=1 --conversations=1" in out
 
@@ -126,7 +182,7 @@ def test_a_dry_run_prints_the_servers_and_aiperfs_commands(tmp_path, checkpoint,
     out = capsys.readouterr().out
     launches = [line for line in out.splitlines() if "sglang.launch_server" in line]
     assert ["--enable-nvidia-megakernel" in line for line in launches] == [False, True]
-    assert "pip install --quiet --disable-pip-version-check aiperf==0.13.0" in out and out.count("bin/aiperf profile") == 2
+    assert "pip install --quiet --disable-pip-version-check --timeout 20 --retries 2 aiperf==0.13.0" in out and out.count("bin/aiperf profile") == 2
     assert not (tmp_path / "out/plan.json").exists()
 
 
@@ -142,6 +198,12 @@ def test_a_dry_run_prints_the_servers_and_aiperfs_commands(tmp_path, checkpoint,
         (["--smoke", "--concurrency", "1,17"], "'1,17' is not a list of different numbers from 1 to 16"),
         (["--smoke", "--concurrency", "2,2"], "'2,2' is not a list of different numbers"),
         (["--smoke", "--scale", "0"], "--scale is above 0 and at most 1"),
+        (["--smoke", "--repeats", "0", "--turns", "-1"], "--repeats, --turns: 1 or more"),
+        (["--smoke", "--per-lane", "1", "--sessions", "2"], "--sessions and --per-lane both say how many sessions are replayed"),
+        (["--smoke", "--traces", "t", "--turns", "2"], "--scale and --turns are for synthetic sessions"),
+        (["--smoke", "--layers", "2"], "--layers cuts --model, whose weights are made here"),
+        (["--smoke", "--mode", "scenario-timing"], "--mode scenario-timing needs --driver aiperf"),
+        (["--model-path", "m", "--mode", "scenario-timing", "--beside", "random-8k-1k"], "--per-lane and --beside are for fixed-work"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(words, why, capsys):

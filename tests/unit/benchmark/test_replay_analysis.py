@@ -7,7 +7,7 @@ from replay_runs import cell, record, run
 
 distributions = pytest.importorskip("scipy.stats")
 
-from benchmark.agentic import analysis  # noqa: E402
+from benchmark.agentic import analysis, findings  # noqa: E402
 from benchmark.agentic.arms import OFF, ON  # noqa: E402
 
 
@@ -34,6 +34,10 @@ def test_slower_undecided_and_too_few():
     few = analysis.decide([5.0, 5.0], [1.0, 1.0])
     assert (few["verdict"], few["ci95"], few["why"]) == (analysis.UNDECIDED, None, "2 of at least 3 repeats")
     assert analysis.decide([5.0] * 3, [5.0] * 3)["verdict"] == analysis.UNDECIDED
+    wide = analysis.decide([1.0, 1.0, 1.0], [40.0, 90.0, 9000.0])  # emulation of a busy machine: the low end is 1e-6
+    assert 0 < wide["ci95"][0] < 1e-4 and "slower" not in findings.ratio(wide)
+    far = analysis.decide([1e-6, 1e-6, 1e-6], [1.0, 1.01, 1.02])
+    assert "slower" in findings.ratio(far) and far["ratio"] > 0
 
 
 def test_figures_of_one_run():

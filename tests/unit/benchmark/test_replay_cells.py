@@ -29,7 +29,8 @@ def test_a_cell_cut_short_is_not_done(tmp_path):
 
 
 def test_another_plan_in_the_same_folder_is_refused_with_every_difference(tmp_path):
-    cells.keep_plan(tmp_path, PLAN)
+    cells.keep_plan(tmp_path, PLAN | {"gpu": "NVIDIA H800"})
+    folder(tmp_path, [(5.0, 4.0)])  # nothing had been run by the first plan
     cells.keep_plan(tmp_path, dict(PLAN))
     with pytest.raises(cells.PlanRefused) as refused:
         cells.keep_plan(tmp_path, PLAN | {"gpu": "NVIDIA H100", "traces_sha256": "u"})

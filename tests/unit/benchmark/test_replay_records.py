@@ -1,7 +1,7 @@
 """Records of requests, and the proof of equal work. Oracle: values worked out by hand."""
 
 import pytest
-from replay_runs import record, run
+from replay_runs import record, run, trace
 
 from benchmark.agentic import records
 
@@ -52,3 +52,8 @@ def test_failed_requests_and_equal_answers():
     assert records.failures([record(), failed]) == ["a/root/1: no answer"]
     assert records.same_answers([record(), record("a", 1)], [record(), record("a", 1, output_sha="x")]) == 0.5
     assert records.same_answers([record()], [failed]) is None
+
+
+def test_requests_that_were_not_sent_are_counted_by_session():
+    found = [record("a", 0), record("a", 0, stream="fa:000"), record("b", 0)]  # aiperf cuts a session where its prefix is dropped
+    assert records.missing(found, [trace("a", (70, 1), (80, 1)), trace("b", (70, 1), (80, 1))]) == ["b: 1 of 2 requests sent"]

@@ -5,7 +5,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from replay_runs import MACHINE, PLAN, cell, folder, run
+from replay_runs import MACHINE, PLAN, cell, folder, record, run
 
 for name in ("scipy", "matplotlib", "jinja2"):
     pytest.importorskip(name)
@@ -114,6 +114,31 @@ def test_a_machine_without_a_gpu_says_so(tmp_path):
             cells.save(tmp_path, cell(arm, repeat, machine=none, seconds=gap), run(gap))
     texts = [path.read_text() for path in report.write(tmp_path)]
     assert all("No GPU: the plugin ran in host emulation." in text for text in texts[1:])
+
+
+def test_without_a_plotting_library_all_but_the_page_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "drawable", lambda: False)
+    folder(tmp_path, FAST)
+    assert [path.name for path in report.write(tmp_path)] == ["report.json", "report.md"]
+    assert f"no report.html: matplotlib or jinja2 is not installed; python3 -m benchmark.report makes it from {tmp_path}" in report.table(tmp_path)
+
+
+def test_a_terminal_shows_what_is_decided_and_on_what_work(tmp_path):
+    folder(tmp_path, FAST)
+    report.write(tmp_path)
+    first, second, _, figures, work = report.table(tmp_path).splitlines()
+    assert first.startswith("replay-qwen3-8b-fixed-work: NVIDIA H200, driver 1.2; SGLang 0.5.23")
+    assert second == "driver direct, fixed-work, agentic-64k, seed 0, scale 1"
+    assert figures.split()[:6] == ["C", "1", "200", "250", "200", "250"] and "1.248 × faster, 95 % interval " in figures
+    assert "equal work: yes, 3 repeats of 4 requests, 20 tokens out" in work and "first token 50/50 ms" in work
+
+
+def test_tokens_that_arrive_together_are_a_warning(tmp_path):
+    folder(tmp_path, FAST)
+    assert "arrived together" not in report.write(tmp_path)[1].read_text()
+    together = [record(name, turn, gaps_ms=(0.01, 0.01, 0.01, 20.0)) for name in "ab" for turn in range(2)]
+    cells.save(tmp_path, cell(OFF, 2), together)
+    assert "concurrency 1: up to 75% of tokens arrived together with the one before: read the time an" in report.write(tmp_path)[1].read_text()
 
 
 def test_chance_is_counted_over_what_can_be_decided(tmp_path):
