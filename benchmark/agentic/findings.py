@@ -9,6 +9,7 @@ from sgl_lowlatency.bench import stats
 
 HEAD = "itl_p50"
 BURSTS_ALLOWED = 0.05
+LEAD = "The same requests on two servers of one GPU: off is SGLang's standard path, on has the plugin. Times are of what a client sees."
 NOTHING = "Nothing that these runs decide."
 TABLE = ("tok_s_user_p50", "tok_s_user_p90", *(m for m in METRICS if m != "seconds"), "seconds", "output_tok_s", "cache_hit")
 TABLE += ("first_token_share", "under_way", "accept_length")
@@ -21,12 +22,12 @@ NAMES = METRICS | {
 
 
 def comparisons(content: dict, verdict: str) -> list[str]:
-    """A line for every concurrency and metric of this verdict, the head metric first."""
+    """A line for every metric and concurrency of this verdict, the head metric first."""
     lines = []
-    for number, one in content["concurrencies"].items():
-        for metric in sorted(one["compared"], key=lambda name: name != HEAD):
-            found = one["compared"][metric]
-            if found["verdict"] == verdict:
+    for metric in sorted(METRICS, key=lambda name: name != HEAD):
+        for number, one in content["concurrencies"].items():
+            found = one["compared"].get(metric)
+            if found and found["verdict"] == verdict:
                 lines.append(f"concurrency {number}, {METRICS[metric].removesuffix(', ms').removesuffix(', s')}: {ratio(found)}")
     return lines
 
@@ -55,7 +56,10 @@ def headline(content: dict) -> list[dict]:
 def median(one: dict, arm: str, metric: str) -> str:
     """The median over repeats, or a dash where the metric was not measured."""
     values = [run[metric] for run in one["runs"][arm] if metric in run]
-    return f"{stats.median(values):.4g}" if values else "–"
+    if not values:
+        return "–"
+    middle = stats.median(values)
+    return f"{middle:,.0f}" if middle >= 1000 else f"{middle:.4g}"
 
 
 def figures(one: dict) -> list[dict]:
@@ -72,14 +76,14 @@ def figures(one: dict) -> list[dict]:
 
 def losses(content: dict) -> list[str]:
     """Where the plugin is slower or did not run."""
-    lines = comparisons(content, SLOWER)
+    lines = []
     for number, one in content["concurrencies"].items():
         lines += [f"concurrency {number}: {line}" for line in lost_steps(one["coverage"])]
         slower = sum(on > off for off, on, _ in one["turns"])
         if slower:
             some = f"{slower} of {len(one['turns'])} requests"
             lines.append(f"concurrency {number}: {some} took longer a token with the plugin, by the median of their repeats")
-    return lines
+    return lines + comparisons(content, SLOWER)
 
 
 def undecided(content: dict) -> list[str]:
@@ -105,7 +109,7 @@ def caveats(content: dict) -> list[str]:
         lines.append("AgentX-format replay of fixed work, thinking time left out; not an AgentX score.")
     if content["servers"]["attached"]:
         lines.append("The servers were started by the operator: that they share one GPU, and that nothing else runs on it, is the operator's word.")
-    lines += [f"concurrency {number}: {line}" for number, one in content["concurrencies"].items() if (line := bursts(one))]
+    lines += bursts(content)
     if content["dirty"]:
         lines.append("The code had uncommitted changes.")
     names = ", ".join(f"{name} {plan[name]}" for name in ("driver", "shape"))
@@ -117,12 +121,15 @@ def caveats(content: dict) -> list[str]:
     return lines
 
 
-def bursts(one: dict) -> str | None:
+def bursts(content: dict) -> list[str]:
     """A warning where tokens arrived together, in either arm: a machine that is too busy to pass each on as it is made."""
-    worst = max((run.get("burst_share", 0.0) for runs in one["runs"].values() for run in runs), default=0.0)
-    if worst <= BURSTS_ALLOWED:
-        return None
-    return f"up to {worst:.0%} of tokens arrived together with the one before: read the time an output token, not the gap between tokens"
+    worst = {}
+    for number, one in content["concurrencies"].items():
+        share = max((run.get("burst_share", 0.0) for runs in one["runs"].values() for run in runs), default=0.0)
+        if share > BURSTS_ALLOWED:
+            worst[number] = f"{share:.0%} at concurrency {number}"
+    what = "tokens arrived together with the one before: read the time an output token there, not the gap between tokens"
+    return [f"Up to {', '.join(worst.values())} of {what}."] if worst else []
 
 
 def answers(one: dict) -> str:

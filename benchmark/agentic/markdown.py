@@ -12,7 +12,7 @@ def render(content: dict) -> str:
     """`content` is report.json's."""
     plan, arguments = content["plan"], content["servers"]["arguments"]
     lines = [f"# {content['name']}", ""]
-    lines += [findings.machine(content), ""]
+    lines += [findings.LEAD, "", findings.machine(content), ""]
     lines += _bullets(findings.caveats(content))
     lines += ["", "| sessions at once | off, tok/s/user p50 | on | off, p90 | on | |", "|---|---|---|---|---|---|"]
     for row in findings.headline(content):
@@ -28,7 +28,7 @@ def render(content: dict) -> str:
         lines += ["| | off | on | |", "|---|---|---|---|"]
         lines += [f"| {row['name']} | {row[OFF]} | {row[ON]} | {row['words']} |" for row in findings.figures(one)]
         work, coverage = one["work"], one["coverage"]
-        lines += ["", f"- Work: {work['requests']} requests, {work['input_tokens']} input and {work['output_tokens']} output tokens a run; "
+        lines += ["", f"- Work: {work['requests']} requests, {work['input_tokens']:,} input and {work['output_tokens']:,} output tokens a run; "
                   f"prompts in order `{work['prompts_sha']}`, lengths `{work['lengths_sha']}`."]
         fair = "yes, both arms, every repeat" if plan["mode"] == FIXED else "not asked for"
         lines += [f"- Equal work: {'no' if one['problems'] else fair}."]

@@ -8,14 +8,16 @@ import re
 import matplotlib
 
 matplotlib.use("svg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot, ticker  # noqa: E402
 
 from benchmark.agentic.arms import OFF, ON  # noqa: E402
+from benchmark.serve.coverage import PREFILL  # noqa: E402
 from sgl_lowlatency.bench import stats  # noqa: E402
 
 COLOURS = {OFF: "#8a6d3b", ON: "#1f5fbf"}
 LABELS = {OFF: "standard path", ON: "plugin"}
 GREYS = ("#b6c2cf", "#d9822b", "#a23b72", "#5c7080", "#c2a83e", "#7157d9")
+TAIL = 3.0
 SIZE = (5.0, 3.7)  # inches; text of 11 points stays readable at 340 pixels
 STYLE = {
     "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e7eb", "axes.axisbelow": True,
@@ -51,19 +53,21 @@ def users(many: dict) -> str:
                 axes.errorbar(list(runs), middle, yerr=spread, fmt="o" + style, color=COLOURS[arm], capsize=3, label=f"{LABELS[arm]}, {percentile}")
         axes.set_xticks([int(n) for n in many])
         axes.set(xlabel="sessions at once", ylabel="tok/s/user")
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=9)
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.3)  # the legend stands above the lines
+        axes.legend(frameon=False, fontsize=10, loc="upper right", ncols=2)
         return _svg(figure, "users")
 
 
 def cdf(quantiles: dict[str, list[float]]) -> str:
-    """Share of gaps up to a time, all repeats together, up to the 99.5th percentile of the slower arm."""
+    """Share of gaps up to a time, all repeats together, up to TAIL times the slower arm's median: prefills of others make a few far longer."""
     with _figure("cdf") as (figure, axes):
         for arm in (OFF, ON):
             values = quantiles[arm]
             axes.plot(values, [100 * at / (len(values) - 1) for at in range(len(values))], color=COLOURS[arm], label=LABELS[arm])
-        axes.set_xlim(0, max(values[-2] for values in quantiles.values()) * 1.05)
-        axes.set(xlabel="gap between tokens, ms", ylabel="% of gaps", ylim=(0, 100))
+        middle = max(values[len(values) // 2] for values in quantiles.values())
+        end = max(min(TAIL * middle, max(values[-2] for values in quantiles.values()) * 1.05), 1e-3)
+        beyond = max(sum(value > end for value in values) / len(values) for values in quantiles.values())
+        axes.set(xlabel=f"gap between tokens, ms; {beyond:.0%} are longer", ylabel="% of gaps", xlim=(0, end), ylim=(0, 100))
         axes.legend(frameon=False, loc="lower right")
         return _svg(figure, "cdf")
 
@@ -77,6 +81,7 @@ def by_context(bins: dict[str, list[dict]]) -> str:
             axes.fill_between(context, low, high, color=COLOURS[arm], alpha=0.15, linewidth=0)
             axes.plot(context, [one["p50"] for one in bins[arm]], "o-", color=COLOURS[arm], label=LABELS[arm])
         axes.set(xlabel="tokens of context", ylabel="ms an output token")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(5))
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False)
         return _svg(figure, "context")
@@ -88,7 +93,7 @@ def scatter(turns: list[list[float]]) -> str:
         off, on, context = zip(*turns)
         high = max(*off, *on) * 1.05
         axes.plot([0, high], [0, high], color="#7b8794", linewidth=1)
-        points = axes.scatter(off, on, c=context, s=14, cmap="viridis", alpha=0.8, linewidths=0)
+        points = axes.scatter(off, on, c=context, s=22, cmap="viridis", alpha=0.8, linewidths=0)
         figure.colorbar(points, ax=axes, label="tokens of context")
         axes.set(xlabel="standard path, ms a token", ylabel="plugin, ms a token", xlim=(0, high), ylim=(0, high))
         return _svg(figure, "scatter")
@@ -97,7 +102,8 @@ def scatter(turns: list[list[float]]) -> str:
 def coverage(many: dict) -> str:
     """Steps of the plugin's server, share of those counted: its own, and SGLang's eager forwards by reason."""
     with _figure("coverage") as (figure, axes):
-        reasons = sorted({reason for one in many.values() for reason in one["coverage"]["fallbacks"]})
+        reasons = {reason for one in many.values() for reason in one["coverage"]["fallbacks"]}
+        reasons = sorted(reasons, key=lambda reason: (reason != PREFILL, reason))
         left = [0.0] * len(many)
         totals = [sum(one["coverage"]["steps"].values()) + sum(one["coverage"]["fallbacks"].values()) for one in many.values()]
         parts = [(LABELS[ON], COLOURS[ON], [sum(one["coverage"]["steps"].values()) for one in many.values()])]
