@@ -42,7 +42,7 @@ def of(args: argparse.Namespace, work: Path, context: int) -> Setup:
     if args.driver == direct_driver.NAME:
         extra.append("--incremental-streaming-output")
     if args.smoke:
-        return _smoke(work, context, extra)
+        return _smoke(args, work, context, extra)
     if args.model_path is not None:
         return _checkpoint(args, work, context, extra)
     if args.driver == aiperf_driver.NAME:
@@ -79,13 +79,14 @@ def _gpu(args: argparse.Namespace, context: int) -> list[str]:
     return server.gpu_arguments(context=context, max_batch=MAX_BATCH, max_tokens=args.pool_tokens, radix=True)
 
 
-def _smoke(work: Path, context: int, extra: list[str]) -> Setup:
+def _smoke(args: argparse.Namespace, work: Path, context: int, extra: list[str]) -> Setup:
     from sgl_lowlatency.cli.tiny_model import TinyModel, make_tiny_model
 
     sizes, path = TinyModel(), work / "model"
     if context > sizes.max_position_embeddings:
         raise SetupRefused(f"the traces need {context} tokens of context, the smoke test's model has {sizes.max_position_embeddings}")
-    make_tiny_model(path, sizes)
+    if not args.dry_run:
+        make_tiny_model(path, sizes)
     made = server_setup.server_setup(path, tuple(extra))
     arguments = [*made.arguments, "--context-length", str(sizes.max_position_embeddings)]
     return Setup(arguments, made.environment, "tiny-qwen3", "real-scale random, seed 0, 2 layers", sizes.vocab_size, str(path))

@@ -23,8 +23,10 @@ def parser(description: str | None, *, deadline_s: float, layers: int | None = N
     return made
 
 
-def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """The arguments, with `work` filled in."""
+def parse(made: argparse.ArgumentParser, smoke: dict | None = None) -> argparse.Namespace:
+    """The arguments, with `work` filled in. smoke: defaults where the parser's --smoke is given."""
+    if smoke and made.parse_known_args()[0].smoke:
+        made.set_defaults(**smoke)
     args = made.parse_args()
     args.work = args.work or args.out / "work"
     return args

@@ -1,6 +1,7 @@
 """Milliseconds per decode step of a real SGLang server, plugin off and on, side by side on one GPU.
 
     python3 -m benchmark.serve.decode_ab --out OUT [--model qwen3-8b] [--cases 1x1024,2x1024,4x1024,8x1024] [--quantization fp8]
+    python3 -m benchmark.serve.decode_ab --out OUT --smoke               # the whole chain, tiny model, no GPU needed
 
 Two servers of the same random-weight model run at once; idle, neither launches GPU work (the idle GPU load is recorded).
 Measurements alternate off/on, on/off, ...; a step's time is the slope between a short and a long generation, so prefill,
@@ -13,6 +14,8 @@ Greedy tokens of the two servers are compared under the float32 oracle (token_ch
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 
 from benchmark import models
@@ -25,6 +28,8 @@ from benchmark.serve.client import random_prompt
 from sgl_lowlatency.bench import floors, provenance, stats
 from sgl_lowlatency.bench.results import Results
 
+SMOKE = {"model": "qwen3-tiny", "cases": [(1, 64), (2, 64)], "short": 2, "long": 6, "compare_tokens": 8, "deadline": 280.0}
+EMULATION = {"SGL_LOWLATENCY_EMULATE": "1", "OMP_NUM_THREADS": "1"}  # of servers without a GPU
 CASES = "1x1024,2x1024,4x1024,8x1024"
 PREFILL_CHUNK = 8192  # SGLang's own choice on a card of this size
 FP8_NOTES = "off: W8A8 by SGLang's own choice of backend (DeepGEMM on Hopper, kernels compiled at first use); on: W8A16"
@@ -44,7 +49,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bound", type=float, default=None, help="nats; default: twice the standard path's own error")
     parser.add_argument("--read-gb-s", type=float, default=None, help="measured read bandwidth (default: measure)")
     parser.add_argument("--profile", action="store_true", help="also GPU-only step times from a trace")
-    args = arguments.parse(parser)
+    parser.add_argument("--smoke", action="store_true", help="tiny model, few tokens; on the CPU in host emulation without a GPU")
+    parser.add_argument("--dry-run", action="store_true", help="print the servers' commands and the cases, start nothing")
+    args = arguments.parse(parser, SMOKE | {"device": "cuda" if provenance.gpu()["num_gpus"] else "cpu"})
     args.slug = f"{args.model}-{args.quantization}" if args.quantization else args.model
     return args
 
@@ -172,8 +179,21 @@ def run(args, shape, results: Results, parts: Parts) -> list[str]:
     return problems + lost
 
 
+def dry_run(args) -> None:
+    """Prints what would run."""
+    for name, flags in (("off", []), ("on", [server.FLAG])):
+        print(f"# {name}\n{shlex.join(server.launch_command(args.work / 'model', '$PORT', [*server_arguments(args), *flags]))}")
+    for batch, context in args.cases:
+        print(f"# {args.repeats} times, off and on in turn: {batch} prompts of {context} tokens, {args.short} and then {args.long} new tokens each")
+
+
 def main() -> int:
     args, parts = parse(), Parts()
+    if args.dry_run:
+        dry_run(args)
+        return 0
+    if args.device == "cpu":
+        os.environ.update(EMULATION)
     shape = models.named_shape(args.model, args.layers)
     results = Results(
         args.out,

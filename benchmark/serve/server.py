@@ -39,7 +39,7 @@ def environment(work: Path, extra: dict[str, str] | None = None) -> dict[str, st
     return env | (extra or {})
 
 
-def launch_command(model: Path, port: int, arguments: list[str]) -> list[str]:
+def launch_command(model: Path, port: int | str, arguments: list[str]) -> list[str]:
     """The command of a server of `model` that takes and returns token ids."""
     head = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--skip-tokenizer-init"]
     return [*head, "--host", "127.0.0.1", "--port", str(port), *arguments]

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,6 +25,15 @@ def command(out, *more):
     return [sys.executable, "-m", "benchmark.replay", *words]
 
 
+@pytest.fixture
+def scratch(monkeypatch):
+    """The temporary folder of what the test starts; short, since sockets are made in it."""
+    folder = tempfile.mkdtemp(prefix="replay-")
+    monkeypatch.setenv("TMPDIR", folder)
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
 def words(process):
     """The command of a process, nothing of one that has ended."""
     try:
@@ -31,9 +42,10 @@ def words(process):
         return []
 
 
-def test_a_replay_ends_with_its_report(tmp_path):
+def test_a_replay_ends_with_its_report(tmp_path, scratch):
     done = subprocess.run(command(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert list(scratch.iterdir()) == []
     content = json.loads((tmp_path / "report.json").read_text())
     one = content["concurrencies"]["1"]
     assert one["problems"] == [] and one["work"]["requests"] == content["plan"]["requests"] > 0
@@ -45,7 +57,7 @@ def test_a_replay_ends_with_its_report(tmp_path):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_server_outlives_a_replay_that_is_ended(tmp_path, signum):
+def test_no_server_outlives_a_replay_that_is_ended(tmp_path, scratch, signum):
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command(tmp_path / "out"), cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     children, limit = [], time.monotonic() + LIMIT_S
@@ -57,3 +69,4 @@ def test_no_server_outlives_a_replay_that_is_ended(tmp_path, signum):
     assert process.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 130, signal.SIGKILL: -signal.SIGKILL}[signum]
     _, alive = psutil.wait_procs(children, timeout=30)
     assert alive == []
+    assert signum == signal.SIGKILL or list(scratch.iterdir()) == []

@@ -1,8 +1,10 @@
 """Times decode_step on this machine's GPU against the floor that its memory sets. Needs torch and a GPU; no SGLang, no model.
 
-    sgl-lowlatency bench                                              Qwen3-8B, 1, 2, 4 and 8 rows of 1,024 tokens
+    sgl-lowlatency bench [kernels]                                    Qwen3-8B, 1, 2, 4 and 8 rows of 1,024 tokens
     sgl-lowlatency bench --models llama-3.2-1b --contexts 32,1024,8000 --rows 1,16
     sgl-lowlatency bench --models path/to/config.json --layers 8 --out run.json --picture run.svg
+    sgl-lowlatency bench serve -h                                     a real server's decode steps, plugin off and on (needs SGLang)
+    sgl-lowlatency bench replay -h                                    agentic sessions on real servers, plugin off and on (needs SGLang)
 
 The weights are random, of real scale, and fill GPU memory as the model's would. It measures the read bandwidth of the GPU first;
 the floor of a step is the bytes it must read (every weight once, every cached K and V once) over that bandwidth. Every case is
@@ -20,6 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sgl_lowlatency.cli import checkout
 from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan.canvas import require_format
@@ -55,6 +58,13 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def route(words: list[str]) -> list[str]:
+    """The arguments of `bench kernels`, which is what `bench` alone means. `bench serve` and `bench replay` become another program here."""
+    if words and words[0] in checkout.SCRIPTS:
+        checkout.hand_over(words[0], words[1:])
+    return words[1:] if words[:1] == ["kernels"] else words
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", "--geometry", default="qwen3-8b", metavar="LIST",
@@ -75,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--groups", type=whole, default=7, metavar="N", help="times taken of every case (default 7)")
     parser.add_argument("--group-ms", type=whole, default=60, metavar="MS", help="how long each replays (default 60)")
+    parser.add_argument("--dry-run", action="store_true", help="print the cases, the bytes each must read and the memory it takes; needs no GPU")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="also write every figure and where it comes from")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="also draw the bars; .png where Pillow is installed")
 
@@ -88,12 +99,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if refusal := missing() or _file_reason(args):
+    if refusal := (None if args.dry_run else missing()) or _file_reason(args):
         return _fail(refusal)
     try:
         models = _models(args)
     except ValueError as error:
         return _fail(str(error))
+    if args.dry_run:
+        return _dry_run(args, models)
     from sgl_lowlatency.bench.decode_step import WEIGHTS
     from sgl_lowlatency.bench.results import Results
 
@@ -159,6 +172,20 @@ def _models(args: argparse.Namespace) -> list[tuple[str, Shape]]:
             raise ValueError(f"--contexts {max(args.contexts)} is more than the {shape.max_position} positions of {name}")
         models.append((name, cut(shape, args.layers)))
     return models
+
+
+def _dry_run(args: argparse.Namespace, models: list[tuple[str, Shape]]) -> int:
+    """Prints what would be measured."""
+    from sgl_lowlatency.bench import floors, memory
+
+    for name, shape in models:
+        needed = memory.needed_bytes(shape, rows=max(args.rows), context=max(args.contexts))
+        print(f"{name}, {args.weights} weights: {needed / 1e9:.1f} GB of GPU memory")
+        for context in args.contexts:
+            for rows in args.rows:
+                read = floors.step_bytes(shape, rows=rows, context=context, with_head=True, fp8=args.weights == "fp8")
+                print(f"  {rows} rows of {context} tokens: a step reads {read / 1e9:.3f} GB; {args.groups} times of {args.group_ms} ms")
+    return 0
 
 
 def _measure(args: argparse.Namespace, models: list[tuple[str, Shape]], results: Results) -> str | None:

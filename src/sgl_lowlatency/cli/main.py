@@ -12,7 +12,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "doctor": "say whether an SGLang launch command can run the kernels, with every reason when it cannot",
     "demo": "start a real SGLang server on this machine and compare the kernels with the standard path",
-    "bench": "time the kernel on this machine's GPU against the floor that its memory sets; no SGLang needed",
+    "bench": "time the kernel on this machine's GPU against the floor that its memory sets, or servers with it (bench serve, bench replay)",
     "plan": "print or draw the static plan of a model",
     "version": "print the versions and the compiled backends",
 }
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     module.add_arguments(command_parser)
     # A module with TAKES_COMMAND gets all after `--` as args.words or, without a `--`, the words that are not its own.
-    own, after = chosen.arguments, []
+    own, after = getattr(module, "route", list)(chosen.arguments), []
     takes_command, separated = getattr(module, "TAKES_COMMAND", False), "--" in own
     if separated:
         own, after = own[: own.index("--")], own[own.index("--") + 1 :]
