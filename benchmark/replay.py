@@ -10,8 +10,8 @@ thinking time, started in the middle of sessions; arms then meet other requests,
 the format and the timing here, never a score: local traces are no valid submission.
 
 Arms alternate off/on, on/off within each concurrency, and every repeat goes through all concurrencies. A run that was cut short is called
-again with the same arguments and goes on; finished pairs stay. Ctrl-C stops servers and drivers. Writes OUT/report.json, .md and .html;
-exit status 0 if all runs are there, did the same work, and the plugin ran.
+again with the same arguments and goes on; finished pairs stay. `--deadline` begins no pair that would not end in time. Ctrl-C stops servers
+and drivers. Writes OUT/report.json, .md and .html; exit status 0 if all runs are there, did the same work, and the plugin ran.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from benchmark import report
 from benchmark.agentic import aiperf_driver, arms, cells, options, setup, work
@@ -53,6 +53,7 @@ def plan_of(args: argparse.Namespace, one: Work, made: Setup) -> dict:
     plan = {"what": one.what, "traces_sha256": schema.digest(one.traces), "sessions": len(one.traces), "requests": requests}
     plan |= {"shape": one.shape, "per_lane": one.per_lane}
     plan |= {"mode": args.mode, "driver": args.driver, "duration_s": args.duration if args.mode == SCENARIO else None}
+    plan |= {"simulated_acceptance": args.simulate_acceptance}
     plan |= {"model": made.model, "weights": made.weights, "servers": where, "server_arguments": provenance.sanitized(made.arguments)}
     plan |= {"commit": hash_, "dirty": dirty, "gpu": provenance.gpu()["gpu"], "versions": provenance.versions()}
     return plan | ({"aiperf": aiperf_driver.VERSION} if args.driver == aiperf_driver.NAME else {})
@@ -74,16 +75,11 @@ def dry_run(args: argparse.Namespace, made: Setup, pairs: list[tuple[Runner, int
             print(shlex.join(runner.command(url, repeat, concurrency, name)))
 
 
-@contextlib.contextmanager
-def servers(args: argparse.Namespace, made: Setup, say: Callable[[str], None]):
-    """(off, on), accepted as a pair and warm, at the end of the block stopped where they were started here."""
-    with contextlib.ExitStack() as stack:
-        if args.off_url is not None:
-            off, on = arms.attach(OFF, args.off_url), arms.attach(ON, args.on_url)
-        else:
-            off, on = stack.enter_context(arms.started(made, args.work, args.start_limit, say))
-        arms.check(off, on)
-        yield off, on
+def servers(args: argparse.Namespace, made: Setup) -> contextlib.AbstractContextManager[tuple[Arm, Arm]]:
+    """A context of (off, on), at the end of which they are stopped where they were started here."""
+    if args.off_url is not None:
+        return contextlib.nullcontext((arms.attach(OFF, args.off_url), arms.attach(ON, args.on_url)))
+    return arms.started(made, args.work, args.start_limit, deadline.say)
 
 
 def run_pairs(args: argparse.Namespace, made: Setup, works: Sequence[Work], left: list[tuple[Runner, int, int]]) -> list[str]:
@@ -91,7 +87,7 @@ def run_pairs(args: argparse.Namespace, made: Setup, works: Sequence[Work], left
     if args.driver == aiperf_driver.NAME:
         aiperf_driver.install(args.aiperf_env, args.aiperf_wheels, deadline.say)
     budget, problems = Budget(args.deadline), []
-    with servers(args, made, deadline.say) as (off, on):
+    with servers(args, made) as (off, on):
         for one in works:
             cells.keep_servers(one.out, arms.account(off, on))
         longest = max(request.input_tokens for one in works for trace in one.traces for request in trace.root)

@@ -107,6 +107,8 @@ def caveats(content: dict) -> list[str]:
         lines.append("Not an AgentX score: local traces are no valid submission.")
     elif plan["what"] == "replay":
         lines.append("AgentX-format replay of fixed work, thinking time left out; not an AgentX score.")
+    if plan["simulated_acceptance"] is not None:
+        lines.append(f"Simulated acceptance: {plan['simulated_acceptance']:g} tokens a verify step were drawn, not verified; the texts mean nothing.")
     if content["servers"]["attached"]:
         lines.append("The servers were started by the operator: that they share one GPU, and that nothing else runs on it, is the operator's word.")
     lines += bursts(content)

@@ -55,6 +55,8 @@ def parse(description: str | None, words: list[str] | None) -> argparse.Namespac
     pool = "KV cache of either server; both share the GPU (default 262144: 36 GiB each for Qwen3-8B)"
     served.add_argument("--pool-tokens", type=int, default=262_144, help=pool)
     served.add_argument("--server-arg", action="append", default=[], help="one more argument of both servers, repeatable")
+    simulated = "draw this mean length of accepted drafts instead of verifying them: speculative servers on random text; the report says so"
+    served.add_argument("--simulate-acceptance", type=float, metavar="TOKENS", help=simulated)
     served.add_argument("--start-limit", type=float, default=600, help="seconds a server may take to start")
     served.add_argument("--off-url", help="attach to this server instead of starting one, with --on-url; both on one GPU of this host")
     served.add_argument("--on-url")
@@ -86,8 +88,12 @@ def problem(args: argparse.Namespace) -> str | None:
         return "--off-url and --on-url go together"
     if args.off_url is not None and args.off_url.rstrip("/") == args.on_url.rstrip("/"):
         return "--off-url and --on-url are the same server"
-    if args.off_url is not None and (args.smoke or args.server_arg or args.model):
-        return "--off-url attaches to servers: --smoke, --model and --server-arg are for servers started here"
+    if args.off_url is not None and (args.smoke or args.server_arg or args.model or args.simulate_acceptance):
+        return "--off-url attaches to servers: --smoke, --model, --server-arg and --simulate-acceptance are for servers started here"
+    if args.simulate_acceptance is not None and not any("--speculative-algorithm" in word for word in args.server_arg):
+        return "--simulate-acceptance is for servers that speculate: give --server-arg=--speculative-algorithm=NAME"
+    if args.simulate_acceptance is not None and args.simulate_acceptance < 1:
+        return "--simulate-acceptance is 1 token a verify step or more"
     if sum((args.smoke, args.model_path is not None, args.model is not None)) != 1:
         return "give one of --model-path, --model and --smoke"
     if args.layers is not None and args.model is None:

@@ -14,6 +14,7 @@ from benchmark.serve import server
 from sgl_lowlatency.cli import server_setup
 
 MARGIN_TOKENS = 1024  # of context beyond the traces' longest request: a chat template adds tokens to every message
+SIMULATED = {"SGLANG_SIMULATE_ACC_METHOD": "match-expected", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
 MAX_BATCH = 16  # decode graphs are captured up to here: subagents add requests to the sessions' own
 
 
@@ -36,11 +37,18 @@ class Setup:
 
 
 def of(args: argparse.Namespace, work: Path, context: int) -> Setup:
-    """The setup for `args` (smoke, model_path, model, layers, pool_tokens, driver, server_arg). Writes the model into `work` where it is
-    made here. context: tokens the longest request needs. Raises SetupRefused."""
+    """The setup for `args` (smoke, model_path, model, layers, pool_tokens, driver, server_arg, simulate_acceptance, dry_run). Writes
+    the model into `work` where it is made here. context: tokens the longest request needs. Raises SetupRefused."""
     extra = ["--stream-interval", "1", "--enable-cache-report", "--random-seed", "1", *args.server_arg]
     if args.driver == direct_driver.NAME:
         extra.append("--incremental-streaming-output")
+    made = _model(args, work, context, extra)
+    if args.simulate_acceptance is None:
+        return made
+    return dataclasses.replace(made, environment=made.environment | SIMULATED | {"SGLANG_SIMULATE_ACC_LEN": f"{args.simulate_acceptance:g}"})
+
+
+def _model(args: argparse.Namespace, work: Path, context: int, extra: list[str]) -> Setup:
     if args.smoke:
         return _smoke(args, work, context, extra)
     if args.model_path is not None:

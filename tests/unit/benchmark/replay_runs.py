@@ -10,7 +10,7 @@ from benchmark.traces.schema import Request, Trace
 
 MACHINE = {"gpu": "NVIDIA H200", "num_gpus": 1, "driver": "1.2", "clocks_mhz": {"sm": 1980}}
 PLAN = {
-    "what": "replay", "per_lane": None, "traces_sha256": "t" * 64, "sessions": 2, "requests": 4,
+    "what": "replay", "per_lane": None, "simulated_acceptance": None, "traces_sha256": "t" * 64, "sessions": 2, "requests": 4,
     "shape": "agentic-64k, seed 0, scale 1", "mode": "fixed-work", "driver": "direct",
     "duration_s": None, "model": "qwen3-8b", "weights": "real-scale random, seed 0", "servers": "started", "server_arguments": ["--x"],
     "commit": "c" * 40, "dirty": False, "gpu": "NVIDIA H200", "versions": {"python": "3.11", "sglang": "0.5.23", "sgl_lowlatency": "0.1.0"},

@@ -203,6 +203,8 @@ def test_a_dry_run_prints_the_servers_and_aiperfs_commands(tmp_path, checkpoint,
         (["--smoke", "--traces", "t", "--turns", "2"], "--scale and --turns are for synthetic sessions"),
         (["--smoke", "--layers", "2"], "--layers cuts --model, whose weights are made here"),
         (["--smoke", "--mode", "scenario-timing"], "--mode scenario-timing needs --driver aiperf"),
+        (["--smoke", "--simulate-acceptance", "2"], "--simulate-acceptance is for servers that speculate"),
+        (["--smoke", "--server-arg=--speculative-algorithm=NGRAM", "--simulate-acceptance", "0.5"], "is 1 token a verify step or more"),
         (["--model-path", "m", "--mode", "scenario-timing", "--beside", "random-8k-1k"], "--per-lane and --beside are for fixed-work"),
     ],
 )
@@ -210,6 +212,19 @@ def test_arguments_that_do_not_go_together_are_refused(words, why, capsys):
     with pytest.raises(SystemExit):
         replay.parse(["--out", "o", *words])
     assert why in capsys.readouterr().err
+
+
+def test_simulated_acceptance_reaches_both_servers_and_the_plan(tmp_path):
+    words = ["--out", str(tmp_path), "--model", "qwen3-8b", "--driver", "direct", "--sessions", "1", "--scale", "0.1"]
+    words += ["--server-arg=--speculative-algorithm=NGRAM", "--simulate-acceptance", "2.5"]
+    args = replay.parse(words)
+    works = replay.work.of(args)
+    made = replay.setup.of(args, tmp_path / "work", works[0].peak_tokens)
+    simulated = {name: value for name, value in made.environment.items() if name.startswith("SGLANG_SIMULATE_ACC_")}
+    assert simulated == {
+        "SGLANG_SIMULATE_ACC_LEN": "2.5", "SGLANG_SIMULATE_ACC_METHOD": "match-expected", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+    }
+    assert replay.plan_of(args, works[0], made)["simulated_acceptance"] == 2.5
 
 
 def test_traces_that_do_not_fit_are_refused_by_name(tmp_path, checkpoint):

@@ -141,6 +141,12 @@ def test_tokens_that_arrive_together_are_a_warning(tmp_path):
     assert "- Up to 75% at concurrency 1 of tokens arrived together with the one before: read the time an" in report.write(tmp_path)[1].read_text()
 
 
+def test_simulated_acceptance_is_labelled(tmp_path):
+    folder(tmp_path, FAST, plan=PLAN | {"simulated_acceptance": 2.5})
+    texts = [path.read_text() for path in report.write(tmp_path)]
+    assert all("Simulated acceptance: 2.5 tokens a verify step were drawn, not verified; the texts mean nothing." in text for text in texts[1:])
+
+
 def test_chance_is_counted_over_what_can_be_decided(tmp_path):
     folder(tmp_path / "three", FAST)
     assert "13 comparisons at 95 % each: about 0.7 of them would be decided by chance" in report.write(tmp_path / "three")[1].read_text()
