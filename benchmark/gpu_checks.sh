@@ -15,8 +15,9 @@
 #          ngram      ngram_ab at 1k, batch 1 4 8, tokens compared (about 3 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
 #          replay     agentic sessions, then random 8k/1k, at 1 2 4 8 requests at once, on one pair of servers  within REPLAY_S, default
-#                     400 s: first 3 turns at half their length, contexts up to 32k, by the direct driver, which needs no package and no
-#                     network. REPLAY_ARGS stands for `--model qwen3-8b --scale 0.5`; on a CPU `--smoke --scale 0.02`
+#                     400 s: first 3 turns at half their length, contexts of 6k to 18k, by the direct driver, which needs no package and
+#                     no network. REPLAY_ARGS stands for `--model qwen3-8b --scale 0.5`: with `--scale 1` contexts reach 32k and the
+#                     sessions take twice the time; on a CPU `--smoke --scale 0.02`
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
 # PYTHONPATH must lead to the installed package; `python3` must be the one with SGLang. DEADLINE (s, default 580) is the whole
