@@ -130,8 +130,8 @@ def bursts(content: dict) -> list[str]:
         share = max((run.get("burst_share", 0.0) for runs in one["runs"].values() for run in runs), default=0.0)
         if share > BURSTS_ALLOWED:
             worst[number] = f"{share:.0%} at concurrency {number}"
-    what = "tokens arrived together with the one before: read the time an output token there, not the gap between tokens"
-    return [f"Up to {', '.join(worst.values())} of {what}."] if worst else []
+    what = "read the time an output token there, not the gap between tokens"
+    return [f"Tokens arrived together with the one before, up to {', '.join(worst.values())}: {what}."] if worst else []
 
 
 def answers(one: dict) -> str:

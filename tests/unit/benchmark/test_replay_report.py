@@ -138,7 +138,7 @@ def test_tokens_that_arrive_together_are_a_warning(tmp_path):
     assert "arrived together" not in report.write(tmp_path)[1].read_text()
     together = [record(name, turn, gaps_ms=(0.01, 0.01, 0.01, 20.0)) for name in "ab" for turn in range(2)]
     cells.save(tmp_path, cell(OFF, 2), together)
-    assert "- Up to 75% at concurrency 1 of tokens arrived together with the one before: read the time an" in report.write(tmp_path)[1].read_text()
+    assert "- Tokens arrived together with the one before, up to 75% at concurrency 1: read the time an" in report.write(tmp_path)[1].read_text()
 
 
 def test_simulated_acceptance_is_labelled(tmp_path):
