@@ -29,11 +29,12 @@ def test_the_times_of_drafts_and_of_fp8_weights():
         (row,) = (row for row in rows_of("served-ngram-qwen3-8b") if row["batch"] == batch)
         assert row["served"] and row["equal_work"]
         assert f"{median(row['off_ms']):.2f} to {median(row['on_ms']):.2f}" in README, words
-    fp8, bf16 = (
-        next(row for row in rows_of(name) if (row["model"], row["rows"], row["context"]) == ("qwen3-8b", 1, 1024))
-        for name in ("kernel-decode-step-fp8", "kernel-decode-step")
-    )
-    assert f"takes {median(fp8['on_ms']):.2f} ms at one\nrequest instead of {median(bf16['on_ms']):.2f} " in README
+    times = re.search(r"a step goes from ([\d.]+) to ([\d.]+) ms at one request, ([\d.]+) ×, ([\d.]+) to ([\d.]+) at two, "
+                      r"([\d.]+) to ([\d.]+) at four and ([\d.]+)\s+to ([\d.]+) at eight", README).groups()
+    fp8 = {row["batch"]: row for row in rows_of("served-qwen3-8b-fp8")}
+    assert times[2] == f"{fp8[1]['ratio']:.2f}"
+    of_batches = (*times[:2], *times[3:])
+    assert of_batches == tuple(f"{median(fp8[batch][arm]):.2f}" for batch in (1, 2, 4, 8) for arm in ("off_ms", "on_ms"))
 
 
 def test_the_share_of_the_floor():
