@@ -113,7 +113,7 @@ void bind_abi(py::module_& m) {
   SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
   SGL_CONSTANT(kWarpTokens); SGL_CONSTANT(kUnwritten); SGL_CONSTANT(kGenerations); SGL_CONSTANT(kClearAhead);
   SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages); SGL_CONSTANT(kPanelPadBytes);
-  SGL_CONSTANT(kNumEdges); SGL_CONSTANT(kOpHead); SGL_CONSTANT(kScaleBlock); SGL_CONSTANT(kMaxScaledPanelK);
+  SGL_CONSTANT(kNumEdges); SGL_CONSTANT(kOpHead); SGL_CONSTANT(kOpRouter); SGL_CONSTANT(kScaleBlock); SGL_CONSTANT(kMaxScaledPanelK);
 #undef SGL_CONSTANT
   a.attr("kWeightFormats") = std::map<std::string, int32_t>{
       {"bf16", abi::kWeightsBf16}, {"fp8_block", abi::kWeightsFp8Block}, {"fp8_channel", abi::kWeightsFp8Channel}};
@@ -125,18 +125,20 @@ void bind_abi(py::module_& m) {
       {"edge_deadline", abi::kFaultEdgeDeadline}, {"ring_full", abi::kFaultRingFull},      {"ring_empty", abi::kFaultRingEmpty},
       {"bad_token_id", abi::kFaultBadTokenId},    {"bad_position", abi::kFaultBadPosition}, {"bad_length", abi::kFaultBadLength},
       {"bad_request_row", abi::kFaultBadRequestRow}, {"bad_slot", abi::kFaultBadSlot},
-      {"bad_expert_id", abi::kFaultBadExpertId}, {"partial", abi::kFaultPartial}};
+      {"bad_expert_id", abi::kFaultBadExpertId}, {"partial", abi::kFaultPartial}, {"routing", abi::kFaultRouting}};
   a.attr("kOpNames") = std::vector<std::string>{"qkv", "out_proj", "gate_up", "down"};
-  a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "partial", "attention", "out_proj", "gate_up", "down"};
+  a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "partial", "attention", "out_proj", "gate_up", "down", "router"};
 
   py::class_<abi::SmemLayout>(a, "SmemLayout")
       .def_readonly("barriers", &abi::SmemLayout::barriers).def_readonly("row_state", &abi::SmemLayout::row_state)
       .def_readonly("zero_row", &abi::SmemLayout::zero_row).def_readonly("vectors", &abi::SmemLayout::vectors)
       .def_readonly("slots", &abi::SmemLayout::slots)
       .def_readonly("scratch", &abi::SmemLayout::scratch)
-      .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("panel", &abi::SmemLayout::panel)
+      .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("routing", &abi::SmemLayout::routing)
+      .def_readonly("panel", &abi::SmemLayout::panel)
       .def_readonly("ring", &abi::SmemLayout::ring).def_readonly("total_bytes", &abi::SmemLayout::total_bytes);
-  m.def("smem_layout", &abi::smem_layout, py::arg("rows"), py::arg("max_panel_bytes"), py::arg("max_tiles_multi_panel"), py::arg("num_stages"));
+  m.def("smem_layout", &abi::smem_layout, py::arg("rows"), py::arg("max_panel_bytes"), py::arg("max_tiles_multi_panel"), py::arg("num_stages"),
+        py::arg("routing_bytes") = 0);
   m.def("stage_k", &abi::stage_k, py::arg("element_bytes"), "K elements of one ring stage of weights of 2 bytes (bf16) or 1 (FP8)");
   m.def("panel_row_bytes", &abi::panel_row_bytes, py::arg("k_panel"), "Bytes of one padded row of an activation panel");
   m.def("head_subgroups", &abi::head_subgroups, py::arg("num_q_heads"), py::arg("num_kv_heads"), "Attention items that share one kv head");
@@ -146,14 +148,15 @@ void bind_abi(py::module_& m) {
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::Geometry::name)
       SGL_FIELD(num_layers) SGL_FIELD(hidden) SGL_FIELD(num_q_heads) SGL_FIELD(num_kv_heads) SGL_FIELD(head_dim) SGL_FIELD(intermediate)
       SGL_FIELD(vocab) SGL_FIELD(max_position) SGL_FIELD(kv_slot_stride) SGL_FIELD(req_to_token_stride) SGL_FIELD(num_request_rows)
-      SGL_FIELD(num_kv_slots) SGL_FIELD(rms_eps) SGL_FIELD(softmax_scale);
+      SGL_FIELD(num_kv_slots) SGL_FIELD(rms_eps) SGL_FIELD(softmax_scale) SGL_FIELD(num_experts) SGL_FIELD(top_k) SGL_FIELD(moe_intermediate)
+      SGL_FIELD(norm_topk_prob);
 #undef SGL_FIELD
 
   m.def("attention_panel_bytes", &abi::attention_panel_bytes, py::arg("head_dim"), "Bytes that attention needs in place of a panel");
   py::class_<abi::HandoverLayout>(a, "HandoverLayout")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::HandoverLayout::name)
       SGL_FIELD(qkv) SGL_FIELD(attention_out) SGL_FIELD(mid) SGL_FIELD(activation) SGL_FIELD(end) SGL_FIELD(partial_out)
-      SGL_FIELD(partial_max_sum) SGL_FIELD(total_bytes);
+      SGL_FIELD(partial_max_sum) SGL_FIELD(router_logits) SGL_FIELD(total_bytes);
 #undef SGL_FIELD
   py::class_<abi::StreamLayout>(a, "StreamLayout")
       .def_readonly("x", &abi::StreamLayout::x).def_readonly("scaled", &abi::StreamLayout::scaled)
@@ -164,6 +167,15 @@ void bind_abi(py::module_& m) {
   m.def("item_rows", &abi::item_rows, py::arg("geometry"), py::arg("rows_per_request"), "Rows of a request that share an attention item");
   m.def("item_columns", &abi::item_columns, py::arg("geometry"), py::arg("rows_per_request"), "Most columns of one attention item");
   m.def("request_units", &abi::request_units, py::arg("geometry"), py::arg("rows_per_request"), "Attention items of one split of a request");
+
+  py::class_<abi::MoeLayout>(a, "MoeLayout")
+      .def(py::init([] { return abi::MoeLayout{}; }))
+      .def_readonly("total_bytes", &abi::MoeLayout::total_bytes);
+  m.def("moe_layout", &abi::moe_layout, py::arg("rows"), py::arg("num_experts"), py::arg("top_k"), "A MoE layer's routing in shared memory");
+  m.def("even_share", [](int32_t total, int32_t block, int32_t grid) {
+    const abi::TileRange share = abi::even_share(total, block, grid);
+    return std::make_tuple(share.begin, share.count);
+  }, py::arg("total"), py::arg("block"), py::arg("grid"), "(begin, count) of a block's share of tiles whose number the device finds");
 
   py::class_<abi::FaultRecord>(a, "FaultRecord")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::FaultRecord::name)
@@ -181,6 +193,7 @@ void bind_abi(py::module_& m) {
       .def_readwrite("stream", &abi::DecodeStepParams::stream).def_readwrite("rows_per_request", &abi::DecodeStepParams::rows_per_request)
       .def_readwrite("counted_tokens", &abi::DecodeStepParams::counted_tokens)
       .def_readwrite("aux_columns", &abi::DecodeStepParams::aux_columns)
+      .def_readwrite("moe", &abi::DecodeStepParams::moe).def_readwrite("panel_pairs", &abi::DecodeStepParams::panel_pairs)
       .def_property("weights", [](const abi::DecodeStepParams& p) { return static_cast<int32_t>(p.weights); },
                     [](abi::DecodeStepParams& p, int32_t format) { p.weights = static_cast<abi::WeightFormat>(format); })
       .def("set_op", [](abi::DecodeStepParams& p, size_t op, int32_t k_extent, int32_t k_panel, int32_t num_tiles) {

@@ -26,6 +26,7 @@ Report decode_step(const abi::DecodeStepParams& params, int32_t grid, const Opti
   launch::check_decode_step(params, grid);
   const size_t shared_bytes = static_cast<size_t>(params.shared.total_bytes);
   return launch(grid, abi::kNumThreads, shared_bytes, [&] {
+    if (params.geometry.num_experts > 0) return run_moe_body(params);
     params.geometry.head_dim == 64 ? run_body<64>(params) : run_body<128>(params);
   }, options);
 }

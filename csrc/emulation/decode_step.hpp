@@ -6,6 +6,9 @@
 namespace sgl_lowlatency::emulation {
 
 // Same parameters as launch::decode_step_cuda, with host pointers. Throws std::invalid_argument as check_decode_step does.
+// One thread of a launch whose layers are MoE layers. Entry: check_decode_step has passed.
+void run_moe_body(const abi::DecodeStepParams& params);
+
 Report decode_step(const abi::DecodeStepParams& params, int32_t grid, const Options& options);
 
 }  // namespace sgl_lowlatency::emulation

@@ -158,6 +158,7 @@ struct BulkCopy {
   const char* global;          // of bulk_load
   const abi::WeightMap* map;   // of load_stage, else null
   int32_t row;
+  int32_t part;
   int32_t chunk;
   uint32_t bytes;
   uint32_t mbarrier;

@@ -101,10 +101,10 @@ void check_shared_read(Lane& lane, const void* row) {
 void copy_stage(const BulkCopy& copy) {
   abi::WeightMatrix matrix;
   std::memcpy(&matrix, copy.map, sizeof(matrix));
-  const int32_t part_rows = abi::kTileRows / matrix.num_parts;
+  const int32_t part_rows = abi::kTileRows / abi::tile_parts(matrix.num_parts);
   const int64_t row_bytes = static_cast<int64_t>(matrix.k_extent) * matrix.element_bytes;
   for (int32_t row = 0; row < abi::kTileRows; ++row) {
-    const int64_t from = static_cast<int64_t>(row / part_rows) * (matrix.num_rows / matrix.num_parts) + copy.row + row % part_rows;
+    const int64_t from = static_cast<int64_t>(copy.part + row / part_rows) * (matrix.num_rows / matrix.num_parts) + copy.row + row % part_rows;
     for (int32_t chunk = 0; chunk < abi::kStageChunks; ++chunk) {
       const int64_t at = static_cast<int64_t>(copy.chunk + chunk) * abi::kChunkBytes;
       for (int32_t j = 0; j < kChunkLines; ++j) {
@@ -228,20 +228,20 @@ void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* addre
   if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(shared) % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     misuse("bulk_load: addresses and size must be non-zero multiples of 16 bytes");
   }
-  issue_copy({nullptr, static_cast<char*>(shared), static_cast<const char*>(global), nullptr, 0, 0, bytes, 0, 0}, address, "bulk_load");
+  issue_copy({nullptr, static_cast<char*>(shared), static_cast<const char*>(global), nullptr, 0, 0, 0, bytes, 0, 0}, address, "bulk_load");
   machine->global.check_constant_range(global, bytes);
 }
 
-void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t chunk, uint64_t* address) {
+void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk, uint64_t* address) {
   const Block& block = *machine->current->warp->block;
   abi::WeightMatrix matrix;
   std::memcpy(&matrix, map, sizeof(matrix));
-  const int32_t part_rows = abi::kTileRows / matrix.num_parts, num_rows = matrix.num_rows / matrix.num_parts;
+  const int32_t parts = abi::tile_parts(matrix.num_parts), part_rows = abi::kTileRows / parts, num_rows = matrix.num_rows / matrix.num_parts;
   if ((static_cast<char*>(shared) - block.shared) % abi::kStageAlignment != 0) misuse("load_stage: the stage is not at a multiple of 1024 bytes");
-  if (row < 0 || row + part_rows > num_rows || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
-    misuse("load_stage: row " + std::to_string(row) + ", chunk " + std::to_string(chunk) + " is outside the matrix");
+  if (row < 0 || row + part_rows > num_rows || part < 0 || part % parts != 0 || part >= matrix.num_parts || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
+    misuse("load_stage: row " + std::to_string(row) + ", part " + std::to_string(part) + ", chunk " + std::to_string(chunk) + " is outside the matrix");
   }
-  issue_copy({nullptr, static_cast<char*>(shared), nullptr, map, row, chunk, abi::kStageBytes, 0, 0}, address, "load_stage");
+  issue_copy({nullptr, static_cast<char*>(shared), nullptr, map, row, part, chunk, abi::kStageBytes, 0, 0}, address, "load_stage");
   machine->global.check_constant_range(matrix.weight, static_cast<size_t>(matrix.element_bytes) * matrix.num_rows * matrix.k_extent);
 }
 

@@ -28,7 +28,7 @@ const Source& source() {
 }
 
 // values: [elements that are not the box's]. The copy of the tile whose first row is `row`, from chunk `chunk` on.
-SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, int32_t misplaced_bytes = 0, int32_t element_bytes = 2) {
+SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, int32_t misplaced_bytes = 0, int32_t element_bytes = 2, int32_t part = 0) {
   const abi::WeightMap map =
       launch::encode_weight_map_host({source().elements, kMatrixRows, kRowBytes / element_bytes, num_parts, element_bytes});
   double wrong = 0;
@@ -41,15 +41,15 @@ SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, i
     mbarrier_init(bar, 1);
     mbarrier_init_fence();
     mbarrier_arrive_expect_bytes(bar, abi::kStageBytes);
-    load_stage(stage, &map, row, chunk, bar);
+    load_stage(stage, &map, row, part, chunk, bar);
     while (!mbarrier_test(bar, 0)) backoff();
-    const int32_t box_rows = abi::kTileRows / num_parts;
+    const int32_t box_parts = abi::tile_parts(num_parts), box_rows = abi::kTileRows / box_parts;
     int32_t linear = 0;
     for (int32_t c = 0; c < abi::kStageChunks; ++c) {
-      for (int32_t part = 0; part < num_parts; ++part) {
+      for (int32_t p = part; p < part + box_parts; ++p) {
         for (int32_t r = 0; r < box_rows; ++r) {
           for (int32_t x = 0; x < 64; ++x, linear += 2) {
-            const int32_t from_row = part * (kMatrixRows / num_parts) + row + r, column = (chunk + c) * 64 + x;
+            const int32_t from_row = p * (kMatrixRows / num_parts) + row + r, column = (chunk + c) * 64 + x;
             const uint16_t expected = column < kMatrixK ? source().elements[from_row * kMatrixK + column].bits : 0;
             const int32_t at = linear ^ (linear >> 7 & 7) << 4;
             wrong += reinterpret_cast<const bf16*>(stage + at)->bits != expected;
@@ -66,10 +66,12 @@ SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, i
 void add_load_stage_selftests(Selftests& tests) {
   tests["load_stage"] = [](uint64_t seed) { return load(seed, 1, 32, 0); };
   tests["load_stage_two_parts"] = [](uint64_t seed) { return load(seed, 2, 16, 0); };
+  tests["load_stage_four_parts"] = [](uint64_t seed) { return load(seed, 4, 8, 8, 0, 2, 2); };
   tests["load_stage_past_k"] = [](uint64_t seed) { return load(seed, 1, 48, 8); };
   tests["load_stage_fp8"] = [](uint64_t seed) { return load(seed, 2, 16, 8, 0, 1); };
   tests["load_stage_misaligned"] = [](uint64_t seed) { return load(seed, 1, 0, 0, 128); };
   tests["load_stage_outside"] = [](uint64_t seed) { return load(seed, 2, 32, 0); };
+  tests["load_stage_odd_part"] = [](uint64_t seed) { return load(seed, 4, 0, 0, 0, 2, 1); };
 }
 
 }  // namespace sgl_lowlatency::emulation

@@ -36,6 +36,7 @@ Kernel select_kernel(const abi::DecodeStepParams& p) { return p.geometry.head_di
 
 // The kernel with its shared-memory limit raised, and the bytes it needs.
 Kernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {
+  if (p.geometry.num_experts > 0) throw std::invalid_argument("decode_step: MoE layers run in host emulation only");
   shared_bytes = p.shared.total_bytes;
   const Kernel kernel = select_kernel(p);
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),

@@ -31,17 +31,17 @@ Encode find_encode() {
 
 }  // namespace
 
-// The matrix as [K / chunk_k][parts][rows of a part][chunk_k], innermost last; a box is [kStageChunks][parts][kTileRows / parts][chunk_k],
+// The matrix as [K / chunk_k][parts][rows of a part][chunk_k], innermost last; a box is [kStageChunks][tile parts][kTileRows / tile parts][chunk_k],
 // which the 128-byte swizzle lays out as abi::stage_offset says.
 abi::WeightMap encode_weight_map_cuda(const abi::WeightMatrix& m) {
   check_weight_matrix(m);
   static const Encode encode = find_encode();
-  const auto parts = static_cast<cuuint32_t>(m.num_parts);
+  const auto parts = static_cast<cuuint32_t>(m.num_parts), tile_parts = static_cast<cuuint32_t>(abi::tile_parts(m.num_parts));
   const auto chunk_k = static_cast<cuuint32_t>(abi::chunk_k(m.element_bytes));
   const cuuint64_t row_bytes = static_cast<cuuint64_t>(m.k_extent) * static_cast<cuuint64_t>(m.element_bytes), part_rows = static_cast<cuuint64_t>(m.num_rows) / parts;
   const cuuint64_t dims[4] = {chunk_k, part_rows, parts, static_cast<cuuint64_t>(m.k_extent) / chunk_k};
   const cuuint64_t strides[3] = {row_bytes, row_bytes * part_rows, abi::kChunkBytes};
-  const cuuint32_t box[4] = {chunk_k, abi::kTileRows / parts, parts, abi::kStageChunks};
+  const cuuint32_t box[4] = {chunk_k, abi::kTileRows / tile_parts, tile_parts, abi::kStageChunks};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type = m.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   CUtensorMap tensor_map;

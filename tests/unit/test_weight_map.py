@@ -25,7 +25,8 @@ def test_a_map_is_128_bytes_a_matrix_in_order():
         ((ADDRESS, 32, 96, 1, 2), "k_extent 96 is not a positive multiple of 64"),
         ((ADDRESS, 32, 192, 1, 1), "k_extent 192 is not a positive multiple of 128"),
         ((ADDRESS, 32, 128, 1, 4), "element_bytes 4 is not 1 or 2"),
-        ((ADDRESS, 32, 128, 3, 2), "num_parts 3 is not 1 or 2"),
+        ((ADDRESS, 32, 128, 3, 2), "num_parts 3 is neither 1 nor a positive even number"),
+        ((ADDRESS, 48, 128, 4, 2), "4 equal parts of num_rows 48 are no multiples of 8 rows"),
     ],
 )
 def test_a_matrix_that_the_ring_cannot_read_is_refused_by_its_field(matrix, message):

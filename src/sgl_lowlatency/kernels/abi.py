@@ -26,11 +26,13 @@ GENERATIONS: int = _C.abi.kGenerations  # copies of the hand-over buffers; layer
 CLEAR_AHEAD: int = _C.abi.kClearAhead  # layer l clears the generation of layer l + CLEAR_AHEAD
 UNWRITTEN: int = _C.abi.kUnwritten  # a hand-over word nobody has written
 OP_NAMES: tuple[str, ...] = tuple(_C.abi.kOpNames)  # a layer's operations in execution order, by abi::OpIdx
-EDGE_NAMES: tuple[str, ...] = tuple(_C.abi.kEdgeNames)  # by abi::EdgeIdx
+OP_INDEX: dict[str, int] = {**{name: index for index, name in enumerate(OP_NAMES)}, "head": _C.abi.kOpHead, "router": _C.abi.kOpRouter}  # abi::OpIdx
+EDGE_NAMES: tuple[str, ...] = tuple(_C.abi.kEdgeNames)  # by abi::EdgeIdx; the last one is MoE layers'
 HEAD_OP: int = _C.abi.kOpHead  # abi::OpIdx of the LM head, behind a layer's matrices
+NUM_MATRICES: int = len(OP_INDEX)  # abi::kNumMatrices
 PANEL_PAD_BYTES: int = _C.abi.kPanelPadBytes  # padding of one row of an activation panel
 
-# smem_layout(rows, max_panel_bytes, max_tiles_multi_panel, num_stages) -> SmemLayout with byte offsets and total_bytes
+# smem_layout(rows, max_panel_bytes, max_tiles_multi_panel, num_stages, routing_bytes=0) -> SmemLayout with byte offsets and total_bytes
 smem_layout = _C.smem_layout
 
 
@@ -47,8 +49,10 @@ def panel_bytes(rows: int, k_panel: int) -> int:
 def geometry_struct(geometry) -> "_C.abi.Geometry":
     """abi::Geometry of a kernels.geometry.Geometry; what the KV pool adds is 0."""
     struct = _C.abi.Geometry()
-    for name in ("num_layers", "hidden", "num_q_heads", "num_kv_heads", "head_dim", "intermediate", "vocab", "max_position", "rms_eps"):
+    for name in ("num_layers", "hidden", "num_q_heads", "num_kv_heads", "head_dim", "intermediate", "vocab", "max_position", "rms_eps",
+                 "num_experts", "top_k", "moe_intermediate"):
         setattr(struct, name, getattr(geometry, name))
+    struct.norm_topk_prob = int(geometry.norm_topk_prob)
     struct.softmax_scale = geometry.head_dim**-0.5
     return struct
 
@@ -91,3 +95,18 @@ def head_subgroups(num_q_heads: int, num_kv_heads: int) -> int:
     if num_kv_heads < 1:
         raise ValueError(f"num_kv_heads {num_kv_heads} is not positive")
     return _C.head_subgroups(num_q_heads, num_kv_heads)
+
+
+def moe_layout(geometry, rows: int):
+    """Byte offsets of a MoE layer's routing in shared memory, and its total_bytes; all 0 for dense layers."""
+    return _C.moe_layout(rows, geometry.num_experts, geometry.top_k) if geometry.num_experts else _C.abi.MoeLayout()
+
+
+def routing_bytes(geometry, rows: int) -> int:
+    """Shared memory that a block keeps a layer's routing in; 0 for dense layers."""
+    return moe_layout(geometry, rows).total_bytes
+
+
+def even_share(total: int, block: int, grid: int) -> tuple[int, int]:
+    """(begin, count) of a block's share of `total` tiles, as the device cuts work whose size routing decides."""
+    return _C.even_share(total, block, grid)

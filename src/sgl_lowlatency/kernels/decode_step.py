@@ -1,4 +1,4 @@
-"""decode_step: a decode step of a dense decoder, embedding to final norm or to the logits, in one persistent launch.
+"""decode_step: a decode step of a decoder, embedding to final norm or to the logits, in one persistent launch.
 
 CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
 """
@@ -57,6 +57,8 @@ class DecodeStep:
         emulation: EmulationOptions | None = None,
     ):
         device = kernel_device(device)
+        if device.type == "cuda" and geometry.is_moe:
+            raise ValueError(f"MoE layers (num_experts {geometry.num_experts}) run in host emulation only")
         if not deadline_s > 0:
             raise ValueError(f"deadline_s {deadline_s} is not positive")
         if not plans:
@@ -239,9 +241,9 @@ class DecodeStep:
         return self._device_table(_C.pack_layer_weights([w.fields(column.get(layer, -1)) for layer, w in enumerate(self._weights.layers)]))
 
     def _tile_table(self, plan: StaticPlan) -> torch.Tensor:
-        """[grid][abi::kNumMatrices] ranges, the LM head's last; empty ones without a head."""
-        head = [(0, 0)] * plan.grid if plan.head is None else plan.head.tiles
-        ranges = zip(*(op.tiles for op in plan.ops), head, strict=True)
+        """[grid][abi::kNumMatrices] ranges by abi::OpIdx; empty ones of what the step does not have, and of what routing shares out."""
+        owned = {abi.OP_INDEX[op.name]: op.tiles for op in plan.matrices}
+        ranges = zip(*(owned.get(index, [(0, 0)] * plan.grid) for index in range(abi.NUM_MATRICES)), strict=True)
         return self._device_table(_C.pack_tile_ranges([list(own) for of_block in ranges for own in of_block]))
 
     def _make_params(self, rows: int, plan: StaticPlan, deadline_s: float, rank: int):
@@ -249,12 +251,14 @@ class DecodeStep:
             raise ValueError(f"the plan for rows {rows} was made for {plan.rows}")
         params = _C.abi.DecodeStepParams()
         params.geometry = abi.geometry_struct(self.geometry)
-        for index, op in enumerate(plan.matrices):
-            params.set_op(index, op.k_extent, op.k_panel, op.num_tiles)
+        for op in plan.matrices:
+            params.set_op(abi.OP_INDEX[op.name], op.k_extent, op.k_panel, op.num_tiles)
         params.rows, params.rows_per_request, params.rank = rows, plan.rows_per_request, rank
         params.weights = abi.WEIGHT_FORMATS[self._weights.format]
         params.num_stages, params.max_panel_bytes, params.max_tiles_multi_panel = plan.num_stages, plan.max_panel_bytes, plan.max_tiles_multi_panel
-        params.shared = abi.smem_layout(rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
+        routing_bytes = abi.routing_bytes(self.geometry, rows)
+        params.shared = abi.smem_layout(rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages, routing_bytes)
+        params.moe, params.panel_pairs = abi.moe_layout(self.geometry, rows), plan.panel_pairs
         params.deadline_ns = int(deadline_s * 1e9)
         params.scales = 0 if self._scale_table is None else self._scale_table.data_ptr()
         params.layers, params.maps = self._layer_table.data_ptr(), self._map_table.data_ptr()

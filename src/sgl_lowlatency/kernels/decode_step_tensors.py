@@ -22,6 +22,9 @@ class LayerTensors:
 
     A matrix [N, K] may be float8_e4m3fn; its scale is then float32, of blocks [N / 128, K / 128], or of rows [N].
     All matrices of a model have one format.
+
+    A MoE layer, bf16, has a router [num_experts, hidden], and the experts' matrices one after the other, SGLang's w13_weight and w2_weight:
+    gate_up [num_experts, 2 moe_intermediate, hidden], down [num_experts, hidden, moe_intermediate].
     """
 
     input_norm: torch.Tensor
@@ -37,6 +40,7 @@ class LayerTensors:
     out_proj_scale: torch.Tensor | None = None
     gate_up_scale: torch.Tensor | None = None
     down_scale: torch.Tensor | None = None
+    router: torch.Tensor | None = None
 
     @property
     def format(self) -> str:
@@ -55,8 +59,9 @@ class LayerTensors:
         return [getattr(self, f"{name}_scale").data_ptr() for name in MATRICES]
 
     def matrices(self) -> list[tuple[int, int, int, int, int]]:
-        """The fields of abi::WeightMatrix of each weight, in the order of abi::OpIdx; gate_up is two parts."""
-        weights = ((self.qkv, 1), (self.out_proj, 1), (self.gate_up, 2), (self.down, 1))
+        """The fields of abi::WeightMatrix of each weight, in execution order; gate_up is two parts, or two an expert."""
+        router, num_experts = ([], 1) if self.router is None else ([(self.router, 1)], self.router.shape[0])
+        weights = ((self.qkv, 1), (self.out_proj, 1), *router, (self.gate_up.flatten(0, -2), 2 * num_experts), (self.down.flatten(0, -2), 1))
         return [(weight.data_ptr(), *weight.shape, num_parts, weight.element_size()) for weight, num_parts in weights]
 
     def dequantized(self, name: str, dtype: torch.dtype, rows: slice = slice(None)) -> torch.Tensor:
@@ -124,10 +129,11 @@ def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtyp
 def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torch.device) -> None:
     """Raises ValueError naming the first tensor that does not have the geometry's shape, dtype and device.
 
-    The dtype is bf16; of cos_sin and scales fp32; of matrices bf16 or float8_e4m3fn, all as the first layer's qkv.
+    The dtype is bf16; of cos_sin and scales fp32; of matrices bf16 or float8_e4m3fn, all as the first layer's qkv; of MoE layers bf16.
     """
     g, bf16 = geometry, torch.bfloat16
     q_size, kv_size = g.num_q_heads * g.head_dim, g.num_kv_heads * g.head_dim
+    experts = (g.num_experts,) if g.is_moe else ()
     require_tensor("embedding", weights.embedding, (g.vocab, g.hidden), bf16, device)
     require_tensor("final_norm", weights.final_norm, (g.hidden,), bf16, device)
     require_tensor("cos_sin", weights.cos_sin, (g.max_position, g.head_dim), torch.float32, device)
@@ -146,8 +152,8 @@ def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torc
         "k_norm": (g.head_dim,),
         "out_proj": (g.hidden, q_size),
         "post_norm": (g.hidden,),
-        "gate_up": (2 * g.intermediate, g.hidden),
-        "down": (g.hidden, g.intermediate),
+        "gate_up": (*experts, 2 * g.mlp_channels, g.hidden),
+        "down": (*experts, g.hidden, g.mlp_channels),
     }
     weight_format = weights.format
     for index, layer in enumerate(weights.layers):
@@ -158,6 +164,10 @@ def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torc
                 require_tensor(f"layers[{index}].{name}", tensor, shape, torch.float8_e4m3fn if is_fp8 else bf16, device)
             if name in MATRICES:
                 _require_scale(f"layers[{index}].{name}_scale", getattr(layer, f"{name}_scale"), shape, weight_format, device)
+        if g.is_moe and layer.router is not None:
+            require_tensor(f"layers[{index}].router", layer.router, (g.num_experts, g.hidden), bf16, device)
+        elif g.is_moe or layer.router is not None:
+            raise ValueError(f"layers[{index}].router: {'missing, the layers are MoE layers' if g.is_moe else 'a dense layer has none'}")
 
 
 def _require_scale(name: str, scale: torch.Tensor | None, matrix: tuple[int, ...], weight_format: str, device: torch.device) -> None:

@@ -13,6 +13,7 @@ EDGE_CONTENT = {  # what a layer hands over, by the edge's name
     "out_proj": "residual stream after attention",
     "gate_up": "SwiGLU activations",
     "down": "residual stream after the MLP",
+    "router": "router logits",
 }
 _INPUT_NAMES = {
     "bad_token_id": ("input id", "the vocabulary size"),
@@ -49,6 +50,8 @@ def describe_fault(record) -> str:
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
         return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"
+    if kind == "routing":
+        return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its own routing"
     if kind == "partial":
         return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its warps to finish a tile of {abi.OP_NAMES[record.edge]}"
     what, limit = _INPUT_NAMES[kind]

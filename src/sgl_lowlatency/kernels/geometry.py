@@ -1,4 +1,4 @@
-"""The shape of a dense decoder as the decode_step kernel takes it: run-time numbers, no model names."""
+"""The shape of a decoder as the decode_step kernel takes it: run-time numbers, no model names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 HEAD_DIMS = (64, 128)
+TILE_ROWS, MAX_EXPERTS, MAX_TOP_K = 16, 384, 32  # of the router: abi::kTileRows, kMaxExperts, kMaxTopK, which the unit tests compare
 MAX_GROUP = 16  # query heads of one KV head; four attention items of kMaxHeadsPerItem
 CHANNEL_MULTIPLE = {2: 64, 1: 128}  # of every K, by bytes of a weight: each consumer warp reads K in runs of 128 bytes
 
@@ -17,6 +18,9 @@ class Geometry:
     num_layers: decoder layers. hidden, intermediate: channels. num_q_heads, num_kv_heads: attention heads.
     head_dim: channels of a head. vocab: rows of the embedding. max_position: rows of the cos/sin table.
     rms_eps: epsilon of every RMSNorm. tied_head: the LM head's weight is the embedding's.
+
+    num_experts: 0 for dense layers; else every layer is a MoE layer, `intermediate` counts for nothing, and a row takes top_k experts
+    of moe_intermediate channels, whose weights norm_topk_prob divides by their sum.
     """
 
     num_layers: int
@@ -29,6 +33,24 @@ class Geometry:
     max_position: int
     rms_eps: float
     tied_head: bool
+    num_experts: int = 0
+    top_k: int = 0
+    moe_intermediate: int = 0
+    norm_topk_prob: bool = False
+
+    @property
+    def is_moe(self) -> bool:
+        return self.num_experts > 0
+
+    @property
+    def num_pairs_a_row(self) -> int:
+        """Activations that a row hands from gate_up to down: one, or one an expert."""
+        return self.top_k if self.is_moe else 1
+
+    @property
+    def mlp_channels(self) -> int:
+        """Channels of a layer's MLP, or of one expert."""
+        return self.moe_intermediate if self.is_moe else self.intermediate
 
     @classmethod
     def from_hf_config(cls, config: Any) -> Geometry:
@@ -70,7 +92,8 @@ class Geometry:
         reasons = []
         if self.head_dim not in HEAD_DIMS:
             reasons.append(f"config.head_dim {self.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}")
-        for name, value in (("hidden_size", self.hidden), ("intermediate_size", self.intermediate)):
+        channels = "moe_intermediate_size" if self.is_moe else "intermediate_size"
+        for name, value in (("hidden_size", self.hidden), (channels, self.mlp_channels)):
             if value % multiple:
                 reasons.append(f"config.{name} {value} is not a multiple of {multiple}")
         if self.head_dim in HEAD_DIMS and self.num_q_heads * self.head_dim % multiple:
@@ -85,4 +108,11 @@ class Geometry:
                 f"config.num_attention_heads {self.num_q_heads} over config.num_key_value_heads {self.num_kv_heads} "
                 f"is more than {MAX_GROUP} query heads a KV head"
             )
+        if self.is_moe:
+            if self.num_experts % TILE_ROWS or self.num_experts > MAX_EXPERTS:
+                reasons.append(f"config.num_experts {self.num_experts} is not a multiple of {TILE_ROWS} up to {MAX_EXPERTS}")
+            if not 1 <= self.top_k <= min(self.num_experts, MAX_TOP_K):
+                reasons.append(f"config.num_experts_per_tok {self.top_k} is outside 1..{min(self.num_experts, MAX_TOP_K)}")
+            if element_bytes != 2:
+                reasons.append("MoE layers are bf16")
         return reasons

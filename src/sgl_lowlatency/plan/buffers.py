@@ -60,21 +60,24 @@ def handover_buffers(geometry: Geometry, rows: int, grid: int, rows_per_request:
     partial = (items, abi.item_columns(g, rows_per_request))
     combine, down = (("combine", 0),), (("down", 0),)
     head, final = ((HEAD_PHASE, 0),) if has_head else (), ((FINAL_PHASE, 0),)
+    routing = ("routing",)
+    router = (buffer("router_logits", "router", "bf16", (rows, g.num_experts), at.router_logits, "router", tile, (("routing", 0),), routing),) if g.is_moe else ()
     return (
         buffer("qkv", "qkv", "f32", (rows, columns), at.qkv, "qkv", tile, (("attention", 0),)),
         buffer("attention_out", "attention", "bf16", (rows, g.num_q_heads * g.head_dim), at.attention_out, "combine", 0,
                (("out_proj", 0),), ("out_proj",)),
-        *stream_buffers("mid", "out_proj", at.mid, down, ("gate_up", 0), (), ()),
-        buffer("activation", "gate_up", "bf16", (rows, g.intermediate), at.activation, "gate_up", half_tile, down, ("down",)),
+        *stream_buffers("mid", "out_proj", at.mid, down, ("router" if g.is_moe else "gate_up", 0), (), ()),
+        buffer("activation", "gate_up", "bf16", (rows * g.num_pairs_a_row, g.mlp_channels), at.activation, "gate_up", half_tile, down, ("down",)),
         *stream_buffers("end", "down", at.end, (("out_proj", 1),), ("qkv", 1), head, final),
         buffer("partial_out", "partial", "f32", (*partial, g.head_dim), at.partial_out, "attention", 0, combine),
         buffer("partial_max_sum", "partial", "f32", (*partial, 2), at.partial_max_sum, "attention", 0, combine),
+        *router,
     )
 
 
 def edge_words(buffers: tuple[Buffer, ...]) -> dict[str, int]:
     """Words that each edge hands over in a layer."""
-    words = {name: 0 for name in abi.EDGE_NAMES}
+    words = {name: 0 for name in abi.EDGE_NAMES}  # of a dense layer, none of the router's
     for buffer in buffers:
         words[buffer.edge] += buffer.words
     return words

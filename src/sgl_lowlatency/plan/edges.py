@@ -11,6 +11,9 @@ from sgl_lowlatency.kernels.geometry import Geometry
 # that were cut into several splits; an item that has all of its tokens hands its output over at once. Before layer 0 comes the
 # embedding, as the `down` of layer -1; after the last layer, final_norm, and the LM head where the step has one.
 LAYER_PHASES = ("qkv", "attention", "combine", "out_proj", "gate_up", "down")
+# Of a MoE layer. In `router` every block reads the stream, which is also what its share of gate_up multiplies, and the owners of tiles hand
+# logits over; in `routing` every block takes all logits.
+MOE_LAYER_PHASES = ("qkv", "attention", "combine", "out_proj", "router", "routing", "gate_up", "down")
 EMBEDDING_PHASE = "embedding"
 FINAL_PHASE = "final_norm"
 HEAD_PHASE = "head"
@@ -40,19 +43,30 @@ def attention_units(geometry: Geometry, rows: int, rows_per_request: int) -> int
     return rows // rows_per_request * abi.request_units(geometry, rows_per_request)
 
 
+def layer_phases(geometry: Geometry) -> tuple[str, ...]:
+    """What every block runs, in order, for each layer."""
+    return MOE_LAYER_PHASES if geometry.is_moe else LAYER_PHASES
+
+
+def edge_names(geometry: Geometry) -> tuple[str, ...]:
+    """The edges of a layer, in the order of abi::EdgeIdx."""
+    return abi.EDGE_NAMES if geometry.is_moe else tuple(name for name in abi.EDGE_NAMES if name != "router")
+
+
 def end_phases(has_head: bool) -> tuple[str, ...]:
     """What follows the last layer."""
     return END_PHASES if has_head else (FINAL_PHASE,)
 
 
-def make_edges(words: dict[str, int], has_head: bool = False) -> tuple[Edge, ...]:
+def make_edges(geometry: Geometry, words: dict[str, int], has_head: bool = False) -> tuple[Edge, ...]:
     """The edges, in the order of abi::EdgeIdx. `words[edge]`: of a layer."""
     ends = {
         "qkv": ("qkv", (("attention", 0),)),
         "partial": ("attention", (("combine", 0),)),
         "attention": ("combine", (("out_proj", 0),)),
-        "out_proj": ("out_proj", (("gate_up", 0), ("down", 0))),
+        "out_proj": ("out_proj", (("router" if geometry.is_moe else "gate_up", 0), ("down", 0))),
         "gate_up": ("gate_up", (("down", 0),)),
         "down": ("down", (("qkv", 1), ("out_proj", 1), *((phase, 0) for phase in end_phases(has_head)))),
+        "router": ("router", (("routing", 0),)),
     }
-    return tuple(Edge(name, index, *ends[name], words[name]) for index, name in enumerate(abi.EDGE_NAMES))
+    return tuple(Edge(name, index, *ends[name], words[name]) for index, name in enumerate(edge_names(geometry)))

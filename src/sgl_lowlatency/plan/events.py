@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, FINAL_PHASE, HEAD_PHASE, LAYER_PHASES, end_phases
+from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, FINAL_PHASE, HEAD_PHASE, end_phases, layer_phases
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
 
@@ -68,8 +68,8 @@ class EventGraph:
 
 def participants(plan: StaticPlan, phase: str) -> list[int]:
     """Blocks that may read and write in a phase: the owners of tiles; row r's final norm is block r's, or with an LM head everybody's;
-    lengths decide on the device which blocks have attention items."""
-    if phase in ("attention", "combine"):
+    lengths decide on the device which blocks have attention items, routing which ones have tiles of gate_up in a MoE layer."""
+    if phase in ("attention", "combine", "routing") or (plan.geometry.is_moe and phase in ("router", "gate_up")):
         return list(range(plan.grid))
     if phase == FINAL_PHASE:
         return list(range(plan.grid if plan.head else min(plan.rows, plan.grid)))
@@ -83,7 +83,7 @@ def build_waits(plan: StaticPlan, num_layers: int) -> EventGraph:
     graph = EventGraph()
     complete = {(edge.name, layer): graph.add(Event(layer, edge.name, None)) for layer in range(-1, num_layers) for edge in plan.edges}
     last_of_block: dict[int, int] = {}
-    steps = [(layer, phase) for layer in range(num_layers) for phase in LAYER_PHASES]
+    steps = [(layer, phase) for layer in range(num_layers) for phase in layer_phases(plan.geometry)]
     ends = [(num_layers - 1, phase) for phase in end_phases(plan.head is not None)]
     for layer, phase in [(-1, EMBEDDING_PHASE), *steps, *ends]:
         producer = "down" if phase == EMBEDDING_PHASE else phase

@@ -2,7 +2,7 @@
 
 The kernel (stages/generations.hpp, stages/upkeep.hpp): in layer l the owners of `down` tiles clear the generation of layer
 l + clear_ahead, behind their first tile of gate_up; behind the second, every consumer thread of every block fences, between two
-barriers. A word read orders its reader's next fence after its writer's last fence before the word, and nothing else does.
+barriers. In a MoE layer both lie behind the routing, in front of all tiles of gate_up. A word read orders its reader's next fence after its writer's last fence before the word, and nothing else does.
 Launches follow one another.
 
 So there are two nodes a block and layer. `release`: what the block did before the barrier in front of its fence, and what it
@@ -15,16 +15,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, END_PHASES, LAYER_PHASES
+from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, END_PHASES, layer_phases
 from sgl_lowlatency.plan.events import Event, EventGraph, participants
 from sgl_lowlatency.plan.static_plan import StaticPlan
+from sgl_lowlatency.plan.tiles import is_shared
 
 TILES_BEFORE_FENCE = 2  # of gate_up: their words are stored before the block's fence of the layer
 LATE_TILES = "later gate_up tiles"  # and those of the others behind it
 CLEAR = "clear"
-# Program order of a block within a layer; what follows the fence is ordered by it.
-BEFORE_FENCE = (EMBEDDING_PHASE, *LAYER_PHASES[:-1], CLEAR)
-PROGRAM = (*BEFORE_FENCE, LATE_TILES, "down", *END_PHASES)
+
+
+def before_fence(plan: StaticPlan) -> tuple[str, ...]:
+    """What a block does in a layer, in program order, up to its fence."""
+    phases = layer_phases(plan.geometry)
+    return (EMBEDDING_PHASE, *phases[: phases.index("gate_up") + (not plan.geometry.is_moe)], CLEAR)
+
+
+def program(plan: StaticPlan) -> tuple[str, ...]:
+    """Program order of a block within a layer; what follows the fence is ordered by it."""
+    return (*before_fence(plan), "gate_up" if plan.geometry.is_moe else LATE_TILES, "down", *END_PHASES)
+
+
+def writers(plan: StaticPlan, phase: str) -> list[int]:
+    """Blocks that hand something over in a phase of static tiles, whatever the routing; of tiles that blocks share, none for sure."""
+    if is_shared(plan.geometry, phase):
+        return []
+    return plan.op("router").owners if phase == "router" else participants(plan, phase)
 
 
 def check_generations(plan: StaticPlan) -> list[str]:
@@ -60,7 +76,7 @@ def uses(plan: StaticPlan, layer: int, num_layers: int) -> Iterator[tuple[str, i
             continue
         found.add((buffer.writer if layer >= 0 else EMBEDDING_PHASE, layer))
         found |= {(phase, layer + later) for phase, later in buffer.readers}
-    if ("gate_up", layer) in found:
+    if ("gate_up", layer) in found and not plan.geometry.is_moe:
         found.add((LATE_TILES, layer))
     is_last = layer == plan.geometry.num_layers - 1
     yield from sorted((phase, at) for phase, at in found if at < num_layers and (phase not in END_PHASES or is_last))
@@ -71,6 +87,7 @@ class Order:
 
     def __init__(self, plan: StaticPlan, num_layers: int):
         self.plan, self.num_layers = plan, num_layers
+        self.program, self.before_fence = program(plan), before_fence(plan)
         self.graph = EventGraph()
         for layer in range(num_layers):
             for block in range(plan.grid):
@@ -90,8 +107,8 @@ class Order:
             if buffer.tile_columns == 0 or not readers:
                 continue
             carried = self.graph.add(Event(layer, buffer.name, None))
-            for block in participants(self.plan, buffer.writer):
-                is_late = buffer.writer == "gate_up" and self.plan.op("gate_up").tiles[block][1] > TILES_BEFORE_FENCE
+            for block in writers(self.plan, buffer.writer):
+                is_late = not self.plan.geometry.is_moe and buffer.writer == "gate_up" and self.plan.op("gate_up").tiles[block][1] > TILES_BEFORE_FENCE
                 fence = self._fence_before(LATE_TILES if is_late else buffer.writer, layer)
                 if fence >= 0:
                     self.graph.before[carried].append(self.graph.index[Event(fence, "release", block)])
@@ -100,19 +117,17 @@ class Order:
                 for block in participants(self.plan, phase) if fence < self.num_layers else ():
                     self.graph.before[self.graph.index[Event(fence, "acquire", block)]].append(carried)
 
-    @staticmethod
-    def _fence_before(phase: str, layer: int) -> int:
+    def _fence_before(self, phase: str, layer: int) -> int:
         """Layer of the block's last fence before the phase; negative when there is none in the launch."""
-        return layer - 1 if phase in BEFORE_FENCE else layer
+        return layer - 1 if phase in self.before_fence else layer
 
-    @classmethod
-    def _fence_behind(cls, phase: str, layer: int) -> int:
-        return max(cls._fence_before(phase, layer) + 1, 0)
+    def _fence_behind(self, phase: str, layer: int) -> int:
+        return max(self._fence_before(phase, layer) + 1, 0)
 
     def first_unordered(self, first: tuple[str, int], second: tuple[str, int]) -> tuple[int, int] | None:
         """(phase, layer) of two passes: a block of the first and one of the second that are not in this order; None if all are."""
         fence, last = self._fence_behind(*first), self._fence_before(*second)
-        is_before = (first[1], PROGRAM.index(first[0])) < (second[1], PROGRAM.index(second[0]))  # in a block's own order
+        is_before = (first[1], self.program.index(first[0])) < (second[1], self.program.index(second[0]))  # in a block's own order
         others = self.blocks(first[0])
         done = {b: 1 << self.graph.index[Event(fence, "release", b)] for b in others} if fence < self.num_layers else {}
         all_done = sum(done.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan import buffers, tiles
-from sgl_lowlatency.plan.edges import LAYER_PHASES, describe_consumer, end_phases
+from sgl_lowlatency.plan.edges import describe_consumer, edge_names, end_phases, layer_phases
 from sgl_lowlatency.plan.static_plan import StaticPlan
 
 
@@ -43,9 +43,9 @@ def check_words(plan: StaticPlan) -> list[str]:
     errors = []
     for buffer in plan.buffers:
         readers = ", ".join(phase for phase, _ in buffer.readers)
-        if buffer.writer not in LAYER_PHASES:
+        if buffer.writer not in layer_phases(plan.geometry):
             errors.append(f"buffer {buffer.name}: nobody writes it, {readers} would hang")
-        elif buffer.writer in tiles.OP_NAMES:
+        elif buffer.writer in tiles.op_names(plan.geometry):
             written = plan.op(buffer.writer).num_tiles * buffer.tile_columns
             if written < buffer.shape[-1]:
                 errors.append(f"buffer {buffer.name}: tiles write {written} of its {buffer.shape[-1]} columns, {readers} would hang")
@@ -60,9 +60,12 @@ def check_edges(plan: StaticPlan) -> list[str]:
     """Edges are the kernel's, say who writes and reads their buffers, and every phase behind the first waits for one."""
     errors = []
     names = tuple(edge.name for edge in plan.edges)
-    if names != abi.EDGE_NAMES or any(edge.index != index for index, edge in enumerate(plan.edges)):
-        errors.append(f"edges are {[(edge.name, edge.index) for edge in plan.edges]}, the kernel's are {list(abi.EDGE_NAMES)} in this order")
-    for phase in (*LAYER_PHASES, *end_phases(plan.head is not None)):
+    wanted = edge_names(plan.geometry)
+    if names != wanted or any(edge.index != index for index, edge in enumerate(plan.edges)):
+        errors.append(f"edges are {[(edge.name, edge.index) for edge in plan.edges]}, the kernel's are {list(wanted)} in this order")
+    for phase in (*layer_phases(plan.geometry), *end_phases(plan.head is not None)):
+        if tiles.is_shared(plan.geometry, phase):  # multiplies the panel that the router's wait filled, on the routing that its own block made
+            continue
         if not any(phase == consumer for edge in plan.edges for consumer, _ in edge.consumers):
             errors.append(f"phase {phase} waits for no edge")
     for buffer in plan.buffers:

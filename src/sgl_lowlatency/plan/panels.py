@@ -20,6 +20,19 @@ class SharedMemory:
     num_stages: int
     total_bytes: int
     head_k_panel: int  # of the LM head, 0 without one
+    panel_pairs: int  # MoE: pairs of a row and an expert whose activations are there at a time; 0 for dense layers
+
+
+@dataclass(frozen=True)
+class Experts:
+    """What a MoE layer has in shared memory. num_pairs: of a step, rows * top_k. k_extent: of one expert's down. routing_bytes: of its routing."""
+
+    num_pairs: int
+    k_extent: int
+    routing_bytes: int
+
+
+WHOLE = ("router", "gate_up")  # of a MoE layer: one panel of all of K, which both multiply
 
 
 def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int = 2) -> int:
@@ -40,37 +53,44 @@ def k_panel_for(rows: int, k_extent: int, budget_bytes: int, element_bytes: int 
 
 def lay_out(
     rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, budget_bytes: int, limit_bytes: int, element_bytes: int,
-    head_k: int,
+    head_k: int, experts: Experts | None = None,
 ) -> SharedMemory | None:
     """Panels within the budget, accumulators for ops of several panels, ring stages from the rest. None: does not fit.
 
     The LM head takes the layers' accumulators: with several panels it walks as many tiles at a time as there are (abi::tiles_at_once).
+    Of MoE layers, what WHOLE names has one panel however large, and down, which k_extents leaves out, as many pairs as the budget holds, but
+    those that one expert may have at least.
     """
-    k_panel = {name: k_panel_for(rows, k, budget_bytes, element_bytes) for name, k in k_extents.items()}
+    k_panel = {
+        name: k if experts and name in WHOLE else k_panel_for(rows, k, budget_bytes, element_bytes) for name, k in k_extents.items()
+    }
     head_k_panel = k_panel_for(rows, head_k, budget_bytes) if head_k else 0
     if 0 in k_panel.values() or (head_k and not head_k_panel):
         return None
     panel = max(abi.attention_panel_bytes(head_dim), *(abi.panel_bytes(rows, k) for k in (*k_panel.values(), head_k_panel)))
+    panel_pairs = max(rows, min(experts.num_pairs, budget_bytes // abi.panel_bytes(1, experts.k_extent))) if experts else 0
+    panel = max(panel, abi.panel_bytes(panel_pairs, experts.k_extent)) if experts else panel
     panel = -(-panel // 128) * 128
     tiles = max((max_tiles[name] for name in k_panel if k_panel[name] < k_extents[name]), default=0)
     tiles = max(tiles, 1) if head_k_panel < head_k else tiles
-    without_ring = abi.smem_layout(rows, panel, tiles, 0).total_bytes
+    routing_bytes = experts.routing_bytes if experts else 0
+    without_ring = abi.smem_layout(rows, panel, tiles, 0, routing_bytes).total_bytes
     num_stages = min(abi.MAX_STAGES, (limit_bytes - without_ring) // abi.STAGE_BYTES)
     if num_stages < MIN_STAGES:
         return None
-    total_bytes = abi.smem_layout(rows, panel, tiles, num_stages).total_bytes
-    return SharedMemory(k_panel, panel, tiles, num_stages, total_bytes, head_k_panel)
+    total_bytes = abi.smem_layout(rows, panel, tiles, num_stages, routing_bytes).total_bytes
+    return SharedMemory(k_panel, panel, tiles, num_stages, total_bytes, head_k_panel, panel_pairs)
 
 
 def choose(
     rows: int, k_extents: dict[str, int], max_tiles: dict[str, int], head_dim: int, limit_bytes: int, budget_bytes: int, element_bytes: int = 2,
-    head_k: int = 0,
+    head_k: int = 0, experts: Experts | None = None,
 ) -> SharedMemory | None:
     """The layout of the given budget; when it does not fit (too many accumulators), the best of the other budgets.
 
-    head_k: K of the LM head, which is bf16; 0: the step has none.
+    head_k: K of the LM head, which is bf16; 0: the step has none. experts: of MoE layers.
     """
-    others = limit_bytes, element_bytes, head_k
+    others = limit_bytes, element_bytes, head_k, experts
     preferred = lay_out(rows, k_extents, max_tiles, head_dim, budget_bytes, *others)
     if preferred is not None:
         return preferred

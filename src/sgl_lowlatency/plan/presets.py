@@ -36,6 +36,20 @@ GEOMETRIES: dict[str, Geometry] = {
 }
 
 
+def _qwen3_moe(num_layers: int, hidden: int, num_q_heads: int, moe_intermediate: int) -> Geometry:
+    return Geometry(
+        num_layers, hidden, num_q_heads, 4, 128, 3 * hidden, 151936, 40960, 1e-6, False,
+        num_experts=128, top_k=8, moe_intermediate=moe_intermediate, norm_topk_prob=True,
+    )
+
+
+# MoE geometries, which run in emulation only: the commands do not offer them.
+MOE_GEOMETRIES: dict[str, Geometry] = {
+    "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 768),
+    "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 1536),
+}
+
+
 def read_config(name: str) -> tuple[Path, dict]:
     """(path, content) of the config.json at `name`, or in the folder `name`. Raises ValueError naming the presets, or what is wrong."""
     path = Path(name)

@@ -38,6 +38,7 @@ class StaticPlan:
     num_stages: int  # of the weight ring
     max_panel_bytes: int  # of any op and of attention
     max_tiles_multi_panel: int  # most tiles of one block in an op of several panels; 0 when there is none
+    panel_pairs: int  # MoE: pairs of a row and an expert whose activations are in the panel of down at a time; 0 for dense layers
     shared_memory_bytes: int  # of one block
     shared_memory_limit_bytes: int
     generations: int  # copies of the buffers; consecutive layers take them in turn, across launches
@@ -104,16 +105,19 @@ def make_plan(
     """
     require_shapes(geometry, rows, grid, shared_memory_bytes, rows_per_request, element_bytes)
     shapes = tiles.op_shapes(geometry)
-    ranges = tiles.distribute(shapes, grid)
+    owned = {name: shape for name, shape in shapes.items() if not tiles.is_shared(geometry, name)}
+    ranges = tiles.distribute(owned, grid) | {name: ((0, 0),) * grid for name in shapes if name not in owned}
+    experts = panels.Experts(rows * geometry.top_k, geometry.mlp_channels, abi.routing_bytes(geometry, rows)) if geometry.is_moe else None
     memory = panels.choose(
         rows,
-        {name: k for name, (_, k) in shapes.items()},
+        {name: k for name, (_, k) in shapes.items() if not (experts and name == "down")},
         {name: max(count for _, count in ranges[name]) for name in ranges},
         geometry.head_dim,
         shared_memory_bytes,
         panel_budget_bytes,
         element_bytes,
         geometry.hidden if has_head else 0,
+        experts,
     )
     if memory is None:
         busiest = max(ranges, key=lambda name: max(count for _, count in ranges[name]))
@@ -122,7 +126,8 @@ def make_plan(
             f"{panels.MIN_STAGES} ring stages (op {busiest} gives one block {max(c for _, c in ranges[busiest])} tiles)"
         )
     ops = tuple(
-        Op(name, k, memory.k_panel[name], out_rows // abi.TILE_ROWS, ranges[name], element_bytes) for name, (out_rows, k) in shapes.items()
+        Op(name, k, memory.k_panel.get(name, k), out_rows // abi.TILE_ROWS, ranges[name], element_bytes, tiles.is_shared(geometry, name))
+        for name, (out_rows, k) in shapes.items()
     )
     head = None
     if has_head:
@@ -137,11 +142,12 @@ def make_plan(
         grid=grid,
         ops=ops,
         head=head,
-        edges=edges.make_edges(buffers.edge_words(placed), has_head),
+        edges=edges.make_edges(geometry, buffers.edge_words(placed), has_head),
         buffers=placed,
         num_stages=memory.num_stages,
         max_panel_bytes=memory.max_panel_bytes,
         max_tiles_multi_panel=memory.max_tiles_multi_panel,
+        panel_pairs=memory.panel_pairs,
         shared_memory_bytes=memory.total_bytes,
         shared_memory_limit_bytes=shared_memory_bytes,
         generations=abi.GENERATIONS,
@@ -162,6 +168,8 @@ def require_shapes(
     for name, value in (("grid", grid), ("shared_memory_bytes", shared_memory_bytes), ("rows_per_request", rows_per_request)):
         if value < 1:
             reasons.append(f"{name} {value} is not positive")
+    if geometry.is_moe and grid > geometry.hidden // abi.TILE_ROWS:
+        reasons.append(f"grid {grid} leaves blocks without tiles of down: hidden {geometry.hidden} has {geometry.hidden // abi.TILE_ROWS}")
     if rows_per_request > 1 and rows % rows_per_request:
         reasons.append(f"rows {rows} is not a multiple of rows_per_request {rows_per_request}")
     if reasons:

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
 
-OP_NAMES = abi.OP_NAMES  # of a layer
+OP_NAMES = abi.OP_NAMES  # of a dense layer
+MOE_OP_NAMES = ("qkv", "out_proj", "router", "gate_up", "down")  # of a MoE layer
+SHARED_OP = "gate_up"  # of a MoE layer: routing decides which tiles there are, and blocks share them on the device
 HEAD = "head"  # the LM head, behind the last layer; abi.HEAD_OP
 
 
 @dataclass(frozen=True)
 class Op:
-    """One weight matrix, of a layer or the LM head. `tiles[b] = (begin, count)` is the contiguous range of block b."""
+    """One weight matrix, of a layer or the LM head. `tiles[b] = (begin, count)` is the contiguous range of block b.
+
+    Of a MoE layer, `down` is the active experts' matrices side by side: k_extent is one expert's, and a tile is 16 output rows by all of them.
+    An op that is_shared has num_tiles an expert, of the active ones; no block owns any, each takes abi.even_share of them.
+    """
 
     name: str
     k_extent: int  # K of the matrix
@@ -21,6 +27,7 @@ class Op:
     num_tiles: int  # tiles of 16 output rows; gate_up: 8 gate rows and their 8 up rows
     tiles: tuple[tuple[int, int], ...]
     element_bytes: int = 2  # of a weight: 2 bf16, 1 FP8
+    is_shared: bool = False
 
     @property
     def owners(self) -> list[int]:
@@ -41,14 +48,24 @@ class Op:
 
 
 def op_shapes(geometry: Geometry) -> dict[str, tuple[int, int]]:
-    """(output rows, K) of every weight matrix of a layer, in execution order."""
+    """(output rows, K) of every weight matrix of a layer, in execution order; of gate_up and down, one expert's."""
     heads = geometry.num_q_heads + 2 * geometry.num_kv_heads
     return {
         "qkv": (heads * geometry.head_dim, geometry.hidden),
         "out_proj": (geometry.hidden, geometry.num_q_heads * geometry.head_dim),
-        "gate_up": (2 * geometry.intermediate, geometry.hidden),
-        "down": (geometry.hidden, geometry.intermediate),
+        **({"router": (geometry.num_experts, geometry.hidden)} if geometry.is_moe else {}),
+        "gate_up": (2 * geometry.mlp_channels, geometry.hidden),
+        "down": (geometry.hidden, geometry.mlp_channels),
     }
+
+
+def op_names(geometry: Geometry) -> tuple[str, ...]:
+    """The operations of a layer, in execution order."""
+    return MOE_OP_NAMES if geometry.is_moe else OP_NAMES
+
+
+def is_shared(geometry: Geometry, name: str) -> bool:
+    return geometry.is_moe and name == SHARED_OP
 
 
 def head_tiles(geometry: Geometry) -> int:
@@ -57,13 +74,13 @@ def head_tiles(geometry: Geometry) -> int:
 
 
 def max_grid(geometry: Geometry) -> int:
-    """Most blocks of a grid in which every block owns tiles of qkv and of gate_up.
+    """Most blocks of a grid in which every block owns tiles of qkv and of gate_up; of MoE layers, where nobody owns gate_up, of down.
 
     A block that owns none reads and hands over too little to be ordered with the others (plan/generations.py), so a small
     model uses fewer blocks than the GPU has SMs.
     """
     shapes = op_shapes(geometry)
-    return min(shapes[name][0] // abi.TILE_ROWS for name in ("qkv", "gate_up"))
+    return min(shapes[name][0] // abi.TILE_ROWS for name in ("qkv", "down" if geometry.is_moe else "gate_up"))
 
 
 def grid_for(geometry: Geometry, num_sms: int) -> int:
@@ -79,7 +96,7 @@ def distribute(shapes: dict[str, tuple[int, int]], grid: int) -> dict[str, tuple
     """
     load = [0] * grid
     surplus_of: dict[str, set[int]] = {}
-    for name in sorted(shapes, key=lambda n: (-shapes[n][1], OP_NAMES.index(n))):
+    for name in sorted(shapes, key=lambda n: (-shapes[n][1], list(shapes).index(n))):
         out_rows, k_extent = shapes[name]
         surplus = out_rows // abi.TILE_ROWS % grid
         chosen = sorted(range(grid), key=lambda block: (load[block], block))[:surplus]

@@ -42,8 +42,9 @@ def check_tiles(plan: StaticPlan) -> list[str]:
     """Every output tile is produced exactly once, ranges are in bounds, panels are ones the kernel can walk."""
     errors = []
     shapes = tiles.op_shapes(plan.geometry)
-    if tuple(op.name for op in plan.ops) != tiles.OP_NAMES:
-        return [f"ops are {[op.name for op in plan.ops]}, not {list(tiles.OP_NAMES)}"]
+    names = tiles.op_names(plan.geometry)
+    if tuple(op.name for op in plan.ops) != names:
+        return [f"ops are {[op.name for op in plan.ops]}, not {list(names)}"]
     if plan.head is not None:
         if plan.head.name != tiles.HEAD or plan.head.element_bytes != 2:
             errors.append(f"head is op {plan.head.name} of {plan.head.element_bytes} bytes a weight, not {tiles.HEAD} of 2")
@@ -61,6 +62,13 @@ def check_tiles(plan: StaticPlan) -> list[str]:
             errors.append(f"op {op.name}: k_panel {op.k_panel} is above {abi.MAX_SCALED_PANEL_K}, the most that has its FP8 scales in registers")
         if len(op.tiles) != plan.grid:
             errors.append(f"op {op.name}: tile ranges for {len(op.tiles)} blocks on a grid of {plan.grid}")
+        if op.is_shared != tiles.is_shared(plan.geometry, op.name):
+            errors.append(f"op {op.name}: is_shared {op.is_shared} is not the kernel's")
+        if op.is_shared:
+            if op.owners:
+                errors.append(f"op {op.name}: blocks {op.owners} own tiles that routing shares out")
+            errors += check_shares(plan, op)
+            continue
         produced = [0] * op.num_tiles
         for block, (begin, count) in enumerate(op.tiles):
             if begin < 0 or count < 0 or begin + count > op.num_tiles:
@@ -72,13 +80,31 @@ def check_tiles(plan: StaticPlan) -> list[str]:
     return errors
 
 
+def check_shares(plan: StaticPlan, op: tiles.Op) -> list[str]:
+    """Whatever the number of active experts, the blocks' shares are all of their tiles, each once, and floor or ceil of the mean."""
+    g = plan.geometry
+    for num_active in range(g.top_k, min(g.num_experts, plan.rows * g.top_k) + 1):
+        total, end = num_active * op.num_tiles, 0
+        for block in range(plan.grid):
+            begin, count = abi.even_share(total, block, plan.grid)
+            if begin != end or not total // plan.grid <= count <= -(-total // plan.grid):
+                return [f"op {op.name}: with {num_active} active experts block {block} takes tiles {begin}..{begin + count} of {total}, {end} are taken"]
+            end += count
+        if end != total:
+            return [f"op {op.name}: with {num_active} active experts {end} of {total} tiles are taken"]
+    return []
+
+
 def check_shared_memory(plan: StaticPlan) -> list[str]:
     """Panels, attention, accumulators and the ring fit what the plan reserves, and that fits the limit."""
     errors = []
     for op in plan.matrices:
-        need = abi.panel_bytes(plan.rows, min(op.k_panel, op.k_extent))
+        is_pairs = plan.geometry.is_moe and op.name == "down"
+        need = abi.panel_bytes(plan.panel_pairs if is_pairs else plan.rows, min(op.k_panel, op.k_extent))
         if need > plan.max_panel_bytes:
             errors.append(f"op {op.name}: a panel of {need} bytes exceeds max_panel_bytes {plan.max_panel_bytes}")
+        if op.num_panels > 1 and plan.geometry.is_moe and op.name in ("router", "gate_up", "down"):
+            errors.append(f"op {op.name}: {op.num_panels} panels, the kernel takes all of K in a MoE layer")
         tiles_at_once = 1 if op is plan.head else op.max_tiles  # the head takes as many as there are accumulators
         if op.num_panels > 1 and tiles_at_once > plan.max_tiles_multi_panel:
             errors.append(
@@ -87,9 +113,12 @@ def check_shared_memory(plan: StaticPlan) -> list[str]:
     merge = abi.attention_panel_bytes(plan.geometry.head_dim)
     if merge > plan.max_panel_bytes:
         errors.append(f"attention of {merge} bytes exceeds max_panel_bytes {plan.max_panel_bytes}")
+    if plan.geometry.is_moe and plan.panel_pairs < plan.rows:
+        errors.append(f"panel_pairs {plan.panel_pairs} does not hold the {plan.rows} pairs that an expert may have")
     if not 2 <= plan.num_stages <= abi.MAX_STAGES:
         errors.append(f"num_stages {plan.num_stages} is outside 2..{abi.MAX_STAGES}")
-    layout = abi.smem_layout(plan.rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
+    routing_bytes = abi.routing_bytes(plan.geometry, plan.rows)
+    layout = abi.smem_layout(plan.rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages, routing_bytes)
     if layout.total_bytes != plan.shared_memory_bytes:
         errors.append(f"shared_memory_bytes {plan.shared_memory_bytes} is not the layout's {layout.total_bytes}")
     if plan.shared_memory_bytes > plan.shared_memory_limit_bytes:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -47,11 +47,13 @@ def decode_step(
     dtype: torch.dtype = torch.float64,
     lm_head: torch.Tensor | None = None,
     captured: Sequence[int] = (),
+    mlp_half: Callable[[int, torch.Tensor], torch.Tensor] | None = None,
 ) -> StepOutputs:
     """Runs the step in `dtype`. The KV pool is read, never written: the new tokens' rows are in the result.
 
     A request of length 0 attends to nothing and gets a zero attention output. lm_head: [vocab, hidden], adds logits. captured: layers
-    whose inputs become aux.
+    whose inputs become aux. mlp_half(layer, x): the stream x [rows, hidden] through the layer's other half, where that is not dense
+    (moe_step.py).
     """
     g = geometry
     cos_sin = weights.cos_sin[inputs.positions]
@@ -69,6 +71,9 @@ def decode_step(
         v_rows.append(v)
         attention = inputs.attend(idx, q, k, v, lambda q, k, v: attend(q, k, v, g.head_dim**-0.5))
         x = x + attention.flatten(1) @ layer.dequantized("out_proj", dtype).T
+        if mlp_half is not None:
+            x = mlp_half(idx, x)
+            continue
         gate, up = (rms_norm(x, layer.post_norm, g.rms_eps) @ layer.dequantized("gate_up", dtype).T).chunk(2, dim=-1)
         x = x + (torch.nn.functional.silu(gate) * up) @ layer.dequantized("down", dtype).T
     hidden = rms_norm(x, weights.final_norm, g.rms_eps)

@@ -15,6 +15,7 @@ from sgl_lowlatency.reference.step import StepInputs
 
 ROPE_THETA = 1_000_000.0
 QK_NORM_MEAN = 1.5  # spreads attention scores by about 2: softmax then depends on which tokens it saw, as in a real model
+ROUTER_STD = 2.0  # of router logits
 SINK_SCALE = 2.5  # the first token's keys are this much longer: some heads attend to it strongly, as in a real model
 
 
@@ -46,10 +47,10 @@ def random_weights(
     def normal(*shape: int, mean: float = 0.0, std: float) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device).mul_(std).add_(mean).bfloat16()
 
-    def matrix(out_rows: int, k_extent: int) -> torch.Tensor:
-        return normal(out_rows, k_extent, std=k_extent**-0.5)
+    def matrix(*shape: int) -> torch.Tensor:
+        return normal(*shape, std=shape[-1] ** -0.5)
 
-    q_size = g.num_q_heads * g.head_dim
+    q_size, experts = g.num_q_heads * g.head_dim, (g.num_experts,) if g.is_moe else ()
     layers = [
         LayerTensors(
             input_norm=normal(g.hidden, mean=1.0, std=0.2),
@@ -59,8 +60,9 @@ def random_weights(
             qkv_bias=normal(q_size + 2 * g.num_kv_heads * g.head_dim, std=0.5) if has_qkv_bias else None,
             out_proj=matrix(g.hidden, q_size),
             post_norm=normal(g.hidden, mean=1.0, std=0.2),
-            gate_up=matrix(2 * g.intermediate, g.hidden),
-            down=matrix(g.hidden, g.intermediate),
+            gate_up=matrix(*experts, 2 * g.mlp_channels, g.hidden),
+            down=matrix(*experts, g.hidden, g.mlp_channels),
+            router=normal(g.num_experts, g.hidden, std=ROUTER_STD * g.hidden**-0.5) if g.is_moe else None,
         )
         for _ in range(g.num_layers)
     ]

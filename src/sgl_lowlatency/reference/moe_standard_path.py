@@ -22,7 +22,12 @@ def mlp_half(
     y, residual = add_rms_norm(x.bfloat16(), None, tensors.post_norm, eps)
     logits = torch.nn.functional.linear(y, tensors.router)
     choices = choices or routing.choose(logits, top_k, renormalizes)
-    experts = torch.zeros(*choices.ids.shape, x.shape[1], dtype=torch.bfloat16, device=x.device)
+    return MoeOutputs((combine(tensors, y, choices).float() + residual.float()).bfloat16(), logits, choices)
+
+
+def combine(tensors: MoeTensors, y: torch.Tensor, choices: routing.Choices) -> torch.Tensor:
+    """The experts' sum of each row, bf16 [rows, hidden]. y: bf16 [rows, hidden], normed. A choice of -1 adds nothing."""
+    experts = torch.zeros(*choices.ids.shape, y.shape[1], dtype=torch.bfloat16, device=y.device)
     for row, (ids, weights) in enumerate(zip(choices.ids.tolist(), choices.weights.float(), strict=True)):
         for k, (number, weight) in enumerate(zip(ids, weights, strict=True)):
             if number < 0:
@@ -30,5 +35,4 @@ def mlp_half(
             gate, up = torch.nn.functional.linear(y[row], tensors.w13[number]).float().chunk(2)
             activation = (torch.nn.functional.silu(gate) * up).bfloat16()
             experts[row, k] = (torch.nn.functional.linear(activation.float(), tensors.w2[number].float()) * weight).bfloat16()
-    total = experts.float().sum(1).bfloat16()
-    return MoeOutputs((total.float() + residual.float()).bfloat16(), logits, choices)
+    return experts.float().sum(1).bfloat16()

@@ -8,7 +8,7 @@ the insides of norm, rope, softmax and SwiGLU. With FP8 weights SGLang also roun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -43,11 +43,13 @@ def decode_step(
     lm_head: torch.Tensor | None = None,
     rounds_activations: bool = True,
     captured: Sequence[int] = (),
+    mlp: Callable[[int, torch.Tensor], torch.Tensor] | None = None,
 ) -> StepOutputs:
     """Runs the step; the KV pool is read, never written. All results bf16, logits float32 of a bf16 GEMM.
 
     rounds_activations: of FP8 weights, as SGLang does; without, what bf16 rounding alone costs on the same weights. captured: layers
-    whose inputs become aux: the residual that the layer's norm leaves.
+    whose inputs become aux: the residual that the layer's norm leaves. mlp(layer, normed): what is added to the residual, bf16, where the layer
+    is not dense (moe_step.py).
     """
     g = geometry
 
@@ -70,6 +72,9 @@ def decode_step(
         v_rows.append(v)
         attention = inputs.attend(idx, q, k, v, lambda q, k, v: attend(q, k, v, g.head_dim**-0.5))
         normed, residual = add_rms_norm(linear(attention.flatten(1), layer, "out_proj"), residual, layer.post_norm, g.rms_eps)
+        if mlp is not None:
+            x = mlp(idx, normed)
+            continue
         gate, up = linear(normed, layer, "gate_up").float().chunk(2, dim=-1)
         x = linear((torch.nn.functional.silu(gate) * up).bfloat16(), layer, "down")
     hidden, _ = add_rms_norm(x, residual, weights.final_norm, g.rms_eps)

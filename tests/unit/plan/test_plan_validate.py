@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.plan.edges import edge_names
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
@@ -60,7 +60,7 @@ def test_missing_edge(name, messages):
 def test_edges_in_another_order_than_the_kernels():
     plan = dataclasses.replace(PLAN, edges=(PLAN.edges[1], PLAN.edges[0], *PLAN.edges[2:]))
     (error,) = validate(plan)
-    assert error.startswith("edges are [('partial', 1), ('qkv', 0), ") and error.endswith(f"the kernel's are {list(abi.EDGE_NAMES)} in this order")
+    assert error.startswith("edges are [('partial', 1), ('qkv', 0), ") and error.endswith(f"the kernel's are {list(edge_names(plan.geometry))} in this order")
     assert len(validate(with_edge("down", index=4))) == 1
 
 

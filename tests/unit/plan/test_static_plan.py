@@ -7,6 +7,7 @@ import json
 import pytest
 
 from sgl_lowlatency.kernels import abi
+from sgl_lowlatency.plan.edges import edge_names
 from sgl_lowlatency.plan.panels import k_panel_for
 from sgl_lowlatency.plan.presets import GEOMETRIES
 from sgl_lowlatency.plan.static_plan import PlanError, make_plan
@@ -110,7 +111,7 @@ def test_the_buffers_hold_the_widest_step():
 
 def test_edges_say_what_is_handed_over():
     plan = make_plan(GEOMETRIES["qwen3-8b"], 2, 132)
-    assert tuple(edge.name for edge in plan.edges) == abi.EDGE_NAMES
+    assert tuple(edge.name for edge in plan.edges) == edge_names(plan.geometry)
     stream = 2 * (4096 // 2 + 4096 // 2 + 256)
     items = 132 + 2 * 8
     assert {edge.name: edge.words for edge in plan.edges} == {

@@ -4,11 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define SGL_ABI_FUNCTION __host__ __device__ constexpr
-#else
-#define SGL_ABI_FUNCTION constexpr
-#endif
+#include "sgl_lowlatency/abi/abi_function.hpp"
+#include "sgl_lowlatency/abi/routing_layout.hpp"
 
 namespace sgl_lowlatency::abi {
 
@@ -56,24 +53,29 @@ SGL_ABI_FUNCTION int32_t element_bytes(WeightFormat format) { return format == k
 SGL_ABI_FUNCTION int32_t stage_k(int32_t element_bytes) { return kStageBytes / kTileRows / element_bytes; }
 
 // The four weight matrices of a layer, in execution order, and the LM head, which follows the last layer in a step that has logits.
-enum OpIdx : int32_t { kOpQkv = 0, kOpOutProj = 1, kOpGateUp = 2, kOpDown = 3, kNumOps = 4, kOpHead = kNumOps };
-constexpr int32_t kNumMatrices = kNumOps + 1;  // that a block may own tiles of
+// A MoE layer has a router between out_proj and gate_up, and in those two the matrices of all its experts.
+enum OpIdx : int32_t { kOpQkv = 0, kOpOutProj = 1, kOpGateUp = 2, kOpDown = 3, kNumOps = 4, kOpHead = kNumOps, kOpRouter = 5 };
+constexpr int32_t kNumMatrices = kOpRouter + 1;  // that a block may own tiles of
+constexpr int32_t kNumMoeMaps = kNumOps + 1;     // WeightMaps of a MoE layer, in execution order: qkv, out_proj, router, gate_up, down
 
 // What a layer hands from block to block: words in a hand-over buffer (HandoverLayout), each its own flag (sync/handover.hpp).
 enum EdgeIdx : int32_t {
   kEdgeQkv = 0,        // q, k and v before norm and rope    -> attention
   kEdgePartial = 1,    // un-normalised outputs of splits    -> attention, the splits of the same row and heads
   kEdgeAttention = 2,  // attention output                   -> out_proj
-  kEdgeOutProj = 3,    // residual after attention           -> gate_up, down
+  kEdgeOutProj = 3,    // residual after attention           -> gate_up (MoE: router), down
   kEdgeGateUp = 4,     // SwiGLU activations                 -> down
   kEdgeDown = 5,       // residual after the MLP             -> next layer's qkv and out_proj, final norm, LM head; also the embedding
-  kNumEdges = 6
+  kEdgeRouter = 6,     // MoE: router logits                 -> every block's routing
+  kNumEdges = 7
 };
 
 // The four weight matrices of a layer in SGLang's own tensors, of one WeightFormat, row-major, contiguous, are read through WeightMaps
 // (abi/weight_map.hpp) in the order of OpIdx:
 //   qkv [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden], rows q | k | v;  out_proj [hidden, num_q_heads * head_dim];
 //   gate_up [2 * intermediate, hidden], rows gate | up, two parts;  down [hidden, intermediate]
+// Of a MoE layer, bf16: router [num_experts, hidden];  gate_up [num_experts * 2 * moe_intermediate, hidden], of every expert rows gate | up, two
+// parts each;  down [num_experts * hidden, moe_intermediate].
 // The LM head is [vocab or more, hidden] bf16, whatever the layers' format; rows beyond vocab are read and dropped.
 struct WeightMap;
 
@@ -115,18 +117,28 @@ struct Geometry {
   int32_t num_kv_slots;         // slots of every KV buffer
   float rms_eps;
   float softmax_scale;
+  int32_t num_experts;       // 0: dense layers, and the rest is 0; else MoE layers, and `intermediate` is nobody's
+  int32_t top_k;             // experts of a row
+  int32_t moe_intermediate;  // channels of an expert
+  int32_t norm_topk_prob;    // 1: a row's weights are divided by their sum
 };
 
 struct OpPlan {
   int32_t k_extent;   // K of the matrix
   int32_t k_panel;    // K elements of activations in shared memory at a time, a multiple of stage_k or all of K
   int32_t num_tiles;  // tiles of kTileRows output rows; gate_up: 8 gate rows and their 8 up rows
-};
+};  // Of a MoE layer, gate_up: of one expert; down: k_extent is one expert's.
 
 struct TileRange {
   int32_t begin;
   int32_t count;
 };
+
+// A block's share of `total` tiles whose number is known on the device only: floor or ceil of the mean, contiguous, all of them once.
+SGL_ABI_FUNCTION TileRange even_share(int32_t total, int32_t block, int32_t grid) {
+  const int32_t begin = static_cast<int32_t>(static_cast<int64_t>(total) * block / grid);
+  return {begin, static_cast<int32_t>(static_cast<int64_t>(total) * (block + 1) / grid) - begin};
+}
 
 // Why a kernel ended itself.
 enum FaultKind : uint32_t {
@@ -141,6 +153,7 @@ enum FaultKind : uint32_t {
   kFaultBadSlot = 8,        // KV slot outside the pool
   kFaultBadExpertId = 9,    // expert id outside [-1, num_experts)
   kFaultPartial = 10,       // a consumer warp waited too long for another one's part of a tile
+  kFaultRouting = 11,       // the producer waited too long for the block's routing of a layer
 };
 
 // Written once, by the first thread whose wait outlived the deadline or that met invalid input. Host-visible memory.
@@ -183,23 +196,25 @@ struct HandoverLayout {
   int32_t qkv;              // [rows, (num_q_heads + 2 * num_kv_heads) * head_dim] fp32
   int32_t attention_out;    // [rows, num_q_heads * head_dim] bf16
   int32_t mid;              // the residual stream after attention, see StreamLayout
-  int32_t activation;       // [rows, intermediate] bf16
+  int32_t activation;       // [rows, intermediate] bf16; MoE: [rows * top_k, moe_intermediate], by pair (MoeLayout)
   int32_t end;              // the residual stream after the MLP, or the embedding, see StreamLayout
   int32_t partial_out;      // [items, columns, head_dim] fp32, un-normalised, in the order of element_at (stages/attention_merge.hpp)
   int32_t partial_max_sum;  // [items, columns, 2] fp32: running max (log2 units) and sum
+  int32_t router_logits;    // [rows, num_experts] bf16; dense: nothing
   int32_t total_bytes;
 };
 
 // Dynamic shared memory of one block, in this order.
 struct SmemLayout {
-  int32_t barriers;      // full[kMaxStages], empty[kMaxStages], partials[2] as uint64_t
+  int32_t barriers;      // full[kMaxStages], empty[kMaxStages], partials[2], routed as uint64_t
   int32_t row_state;     // RowState (stages/row_state.hpp), kRowStateBytes and kRowBytes a row
   int32_t zero_row;      // 16 zero bytes (128 reserved): the B rows beyond `rows`
   int32_t vectors;       // [kMaxHeadsPerItem + 2][head_dim] bf16: an attention item's q, k and v, kVectorBytes
   int32_t slots;         // [kNumConsumerWarps][2][kWarpTokens] int32: KV slots of the warps' first two batches of the first item
   int32_t scratch;       // [2][kNumConsumerWarps][rows][kScratchPitch] float: cross-warp partial tiles; new_vector in attention
   int32_t accumulators;  // [max_tiles_multi_panel][rows * kTileRows] float; empty when every op has one panel
-  int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes
+  int32_t routing;       // MoeLayout; empty in a dense step
+  int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes; or panel_pairs activations of pairs
   int32_t ring;          // [num_stages] of kStageBytes, at a multiple of 1024 (abi/weight_map.hpp)
   int32_t total_bytes;
 };
@@ -269,24 +284,26 @@ SGL_ABI_FUNCTION HandoverLayout handover_layout(const Geometry& g, int32_t rows,
   at.attention_out = after(at.qkv, rows * (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim * 4);
   at.mid = after(at.attention_out, rows * g.num_q_heads * g.head_dim * 2);
   at.activation = after(at.mid, stream_layout(g, rows).total_bytes);
-  at.end = after(at.activation, rows * g.intermediate * 2);
+  at.end = after(at.activation, rows * (g.num_experts > 0 ? g.top_k * g.moe_intermediate : g.intermediate) * 2);
   at.partial_out = after(at.end, stream_layout(g, rows).total_bytes);
   at.partial_max_sum = after(at.partial_out, items * columns * g.head_dim * 4);
-  at.total_bytes = after(at.partial_max_sum, items * columns * 2 * 4);
+  at.router_logits = after(at.partial_max_sum, items * columns * 2 * 4);
+  at.total_bytes = after(at.router_logits, rows * g.num_experts * 2);
   return at;
 }
 
-// max_tiles_multi_panel: most tiles of one block in an op with several panels.
-SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, int32_t max_tiles_multi_panel, int32_t num_stages) {
+// max_tiles_multi_panel: most tiles of one block in an op with several panels. routing_bytes: of MoeLayout, 0 in a dense step.
+SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, int32_t max_tiles_multi_panel, int32_t num_stages, int32_t routing_bytes) {
   SmemLayout at{};
   at.barriers = 0;
-  at.row_state = at.barriers + ((2 * kMaxStages + 2) * 8 + 127) / 128 * 128;
+  at.row_state = at.barriers + ((2 * kMaxStages + 3) * 8 + 127) / 128 * 128;
   at.zero_row = at.row_state + (kRowStateBytes + rows * kRowBytes + 127) / 128 * 128;
   at.vectors = at.zero_row + 128;
   at.slots = at.vectors + kVectorBytes;
   at.scratch = at.slots + kNumConsumerWarps * 2 * kWarpTokens * 4;
   at.accumulators = at.scratch + 2 * kNumConsumerWarps * rows * kScratchPitch * 4;
-  at.panel = (at.accumulators + max_tiles_multi_panel * rows * kTileRows * 4 + 127) / 128 * 128;
+  at.routing = (at.accumulators + max_tiles_multi_panel * rows * kTileRows * 4 + 127) / 128 * 128;
+  at.panel = at.routing + (routing_bytes + 127) / 128 * 128;
   at.ring = (at.panel + max_panel_bytes + 1023) / 1024 * 1024;
   at.total_bytes = at.ring + num_stages * kStageBytes;
   return at;
@@ -299,13 +316,13 @@ struct DecodeStepParams {
   int32_t num_stages;             // of the weight ring, 2..kMaxStages
   int32_t max_panel_bytes;        // of any op and of attention
   int32_t max_tiles_multi_panel;  // accumulators kept across panels, see smem_layout
-  SmemLayout shared;              // smem_layout of the four numbers above: offsets that cost the kernel no registers
+  SmemLayout shared;              // smem_layout of rows, the three numbers above and moe.total_bytes: offsets that cost the kernel no registers
   int32_t rank;                   // for the fault record
   WeightFormat weights;           // of every matrix but the LM head
   uint64_t deadline_ns;           // of a wait for an edge; a wait for the ring lasts twice as long
 
   const LayerWeights* layers;  // [num_layers], device memory
-  const WeightMap* maps;       // [num_layers][kNumOps], then the LM head's where there is one, device memory
+  const WeightMap* maps;       // [num_layers][kNumOps], of MoE layers [kNumMoeMaps], then the LM head's where there is one, device memory
   const LayerScales* scales;   // [num_layers], device memory; null for bf16 weights
   const KvLayer* kv;           // [num_layers], device memory
   const TileRange* tiles;      // [grid][kNumMatrices], device memory
@@ -340,6 +357,9 @@ struct DecodeStepParams {
   // LayerWeights::aux_column says. Of layer 0 that is the embedding; what leaves the last layer is not among them.
   bf16* aux_out;        // [rows, aux_columns], or null: the step captures nothing
   int32_t aux_columns;  // captured layers * hidden
+
+  MoeLayout moe;        // moe_layout of rows, num_experts and top_k; zeros in a dense step
+  int32_t panel_pairs;  // MoE: pairs whose activations are in the panel of `down` at a time, rows or more
 };
 
 }  // namespace sgl_lowlatency::abi

@@ -163,7 +163,7 @@ void mbarrier_arrive_expect_bytes(uint64_t* mbarrier, uint32_t bytes);
 // True once the phase of this parity has completed.
 bool mbarrier_test(uint64_t* mbarrier, uint32_t parity);
 void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* mbarrier);
-void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t chunk, uint64_t* mbarrier);
+void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk, uint64_t* mbarrier);
 SGL_DEVICE void prefetch_map(const abi::WeightMap*) {}  // a hint: nothing to see
 
 void ldmatrix_x4(uint32_t (&r)[4], const void* shared_row);

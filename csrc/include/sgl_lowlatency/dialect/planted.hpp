@@ -28,6 +28,9 @@ enum class Planted : int32_t {
   kCapturesOutput = 20,    // the auxiliary hidden states of a layer are the stream that leaves it, not the one that enters it
   kUnscaledHead = 21,      // logits without the factor 1 / rms
   kPartialNoWait = 22,     // finishers of a tile do not wait for the other warps' parts
+  kStaleRouting = 23,      // MoE: the producer does not wait for the block's routing of the layer
+  kUnweightedExpert = 24,  // MoE: an expert's output is added without the row's weight
+  kUnroundedLogits = 25,   // MoE: router logits are cut to bf16 instead of rounded: other experts tie
 };
 
 }  // namespace sgl_lowlatency::dialect

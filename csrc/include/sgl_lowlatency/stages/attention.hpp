@@ -15,7 +15,6 @@
 
 namespace sgl_lowlatency::stages {
 
-constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLowestScore = -3.4028235e38f;  // the lowest finite float: no score is below it, and the difference of two is 0
 
 // Running softmax of one warp for columns 2t and 2t + 1. max_score (log2 units) is the same in every g, sum is this lane's

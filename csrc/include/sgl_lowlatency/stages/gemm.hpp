@@ -102,7 +102,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
         }
         partial.parities ^= 1u << partial.half;
       }
-      store_partial(own_half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
+      store_partial<kNTiles>(own_half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
       if (has_barrier) sync_consumers();
       if (has_target) {
         const float* const target_half = is_own ? own_half : s.scratch() + partial.half * half_floats;

@@ -5,7 +5,7 @@
 
 namespace sgl_lowlatency::stages {
 
-// The stream that operation kOp of `layer` reads, scaled (qkv, gate_up) or to add to it (out_proj, down).
+// The stream that operation kOp of `layer` reads, scaled (qkv, gate_up, router) or to add to it (out_proj, down).
 template <int32_t kOp>
 SGL_DEVICE Stream input_stream(const DecodeStepParams& p, int32_t layer) {
   return kOp == abi::kOpQkv || kOp == abi::kOpOutProj ? end_stream(p, layer - 1) : mid_stream(p, layer);
@@ -15,7 +15,7 @@ SGL_DEVICE Stream input_stream(const DecodeStepParams& p, int32_t layer) {
 // reads the stream, Row::inverse_rms follows, which the next barrier publishes. Entry: all consumer threads; the panel is free.
 template <int32_t kElementBytes, int32_t kOp>
 SGL_DEVICE void load_operand(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t k0, int32_t k1) {
-  constexpr bool kNorm = kOp == abi::kOpQkv || kOp == abi::kOpGateUp;
+  constexpr bool kNorm = kOp == abi::kOpQkv || kOp == abi::kOpGateUp || kOp == abi::kOpRouter;
   const sync::Awaited source = kNorm                    ? stream_words(p, s, input_stream<kOp>(p, layer), p.stream.scaled)
                                : kOp == abi::kOpOutProj ? awaited(p, s, layer, p.at.attention_out, abi::kEdgeAttention)
                                                         : awaited(p, s, layer, p.at.activation, abi::kEdgeGateUp);

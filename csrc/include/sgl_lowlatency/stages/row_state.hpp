@@ -9,6 +9,7 @@ using abi::DecodeStepParams;
 using dialect::Vec16;
 
 constexpr int32_t kConsumerThreads = abi::kNumConsumerWarps * 32;
+constexpr float kLog2e = 1.4426950408889634f;
 constexpr int32_t kConsumerBarrier = 1;  // named barrier of the consumer warps; 0 is the whole block's
 
 SGL_DEVICE int32_t min_int(int32_t a, int32_t b) { return a < b ? a : b; }
@@ -76,6 +77,8 @@ struct Shared {
   SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kMaxStages + stage); }
   // Phase complete: every consumer warp has delivered its part of the tile in half `half` of scratch (run_tiles).
   SGL_DEVICE uint64_t* partials(uint32_t half) const { return full(2 * abi::kMaxStages) + half; }
+  // MoE. Phase complete: the layer's routing is in `routing`.
+  SGL_DEVICE uint64_t* routed() const { return full(2 * abi::kMaxStages) + 2; }
   SGL_DEVICE RowState* rows() const { return reinterpret_cast<RowState*>(dialect::shared_base() + at.row_state); }
   SGL_DEVICE char* zero_row() const { return dialect::shared_base() + at.zero_row; }
   SGL_DEVICE bf16* vectors() const { return reinterpret_cast<bf16*>(dialect::shared_base() + at.vectors); }
@@ -84,6 +87,7 @@ struct Shared {
   }
   SGL_DEVICE float* scratch() const { return reinterpret_cast<float*>(dialect::shared_base() + at.scratch); }
   SGL_DEVICE float* accumulators() const { return reinterpret_cast<float*>(dialect::shared_base() + at.accumulators); }
+  SGL_DEVICE char* routing() const { return dialect::shared_base() + at.routing; }
   SGL_DEVICE char* panel() const { return dialect::shared_base() + at.panel; }
   SGL_DEVICE char* stage(int32_t stage) const { return dialect::shared_base() + at.ring + stage * abi::kStageBytes; }
 };

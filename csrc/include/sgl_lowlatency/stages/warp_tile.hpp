@@ -5,7 +5,7 @@
 
 namespace sgl_lowlatency::stages {
 
-// Where a lane reads the B operand: row_step bytes further with every 32 K elements; rows beyond p.rows read zeros.
+// Where a lane reads the B operand: `step` bytes further with every 32 K elements; columns without a row read zeros.
 struct PanelRow {
   const char* at;
   int32_t step;
@@ -31,12 +31,18 @@ struct WarpTile<kNTiles, 2> {
 
   SGL_DEVICE void multiply(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width, int32_t,
                            int32_t warp, int32_t lane, const BlockScales<2>&) {
+    multiply_rows(stage, width, warp, lane, [&](int32_t row) { return panel_row(p, s, row, pitch, k_local + warp * abi::chunk_k(2), lane); });
+  }
+
+  // row_of(column): PanelRow of a column of the tile, at the warp's chunk.
+  template <class RowOf>
+  SGL_DEVICE void multiply_rows(const char* stage, int32_t width, int32_t warp, int32_t lane, const RowOf& row_of) {
     constexpr int32_t kWarpK = abi::chunk_k(2), kPairs = kWarpK / 32;
     const char* const chunk = stage + abi::stage_offset(warp, 0, 0);
     const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first k16 step; the step's number is xored in
     PanelRow b_row[kNTiles];
 SGL_UNROLL
-    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = panel_row(p, s, t * 8 + lane % 8, pitch, k_local + warp * kWarpK, lane);
+    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = row_of(t * 8 + lane % 8);
     if (warp * kWarpK >= width) return;
 SGL_UNROLL
     for (int32_t pair = 0; pair < kPairs; ++pair) {
@@ -107,8 +113,8 @@ SGL_UNROLL
 };
 
 // Stores a warp's partial tile as [rows][kScratchPitch] floats: column n, then tile row m.
-template <int32_t kNTiles, int32_t kElementBytes>
-SGL_DEVICE void store_partial(float* scratch, int32_t rows, int32_t lane, const WarpTile<kNTiles, kElementBytes>& tile) {
+template <int32_t kNTiles, class Tile>
+SGL_DEVICE void store_partial(float* scratch, int32_t rows, int32_t lane, const Tile& tile) {
 SGL_UNROLL
   for (int32_t t = 0; t < kNTiles; ++t) {
     const int32_t n = t * 8 + lane % 4 * 2;

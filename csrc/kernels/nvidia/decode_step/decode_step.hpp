@@ -23,13 +23,14 @@
 #include "sgl_lowlatency/stages/attention_phase.hpp"
 #include "sgl_lowlatency/stages/gemm.hpp"
 #include "sgl_lowlatency/stages/lm_head.hpp"
+#include "sgl_lowlatency/stages/moe_experts.hpp"
 #include "sgl_lowlatency/stages/operand.hpp"
 
 namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, bool kIsMoe>
 struct DecodeStep {
   const DecodeStepParams& p;
   const Shared& s;
@@ -38,7 +39,7 @@ struct DecodeStep {
 
   SGL_DEVICE DecodeStep(const DecodeStepParams& params, const Shared& shared) : p(params), s(shared) {}
 
-  // What differs between the four operations of layer `layer` (see run_tiles).
+  // What differs between the operations of layer `layer` (see run_tiles).
   struct Ops {
     const DecodeStep& step;
     int32_t layer;
@@ -48,7 +49,7 @@ struct DecodeStep {
     // The stream's word that a tile adds to, and the norm weights that will scale the result; of qkv, the bias (none: zeros).
     template <int32_t kOp>
     SGL_DEVICE Early before(int32_t tile, int32_t m, int32_t n) const {
-      if (kOp == abi::kOpGateUp) return {};
+      if (kOp == abi::kOpGateUp || kOp == abi::kOpRouter) return {};
       if (kOp == abi::kOpQkv) {
         const bf16* const bias = layer_tables(step.s, layer).weights.qkv_bias;
         return {0, bias == nullptr ? 0u : dialect::load_constant(reinterpret_cast<const uint32_t*>(bias + tile * abi::kTileRows + m))};
@@ -79,14 +80,22 @@ struct DecodeStep {
         uint32_t words[2] = {dialect::float_to_bits(pair.y[0] * inverse_rms + low_float(early.weights)),
                              dialect::float_to_bits(pair.y[1] * inverse_rms + high_float(early.weights))};
         sync::publish(handover_buffer(p, s, layer, p.at.qkv) + row * columns + pair.tile * abi::kTileRows + pair.m, words);
+      } else if (kOp == abi::kOpRouter) {
+        if (!is_finisher) return;
+        const float inverse_rms = s.rows()->row[row].inverse_rms, logits[2] = {pair.y[0] * inverse_rms, pair.y[1] * inverse_rms};
+        uint32_t words[1] = {pack_bf16(logits[0], logits[1])};
+        if (dialect::planted(dialect::Planted::kUnroundedLogits)) {
+          words[0] = dialect::float_to_bits(logits[0]) >> 16 | (dialect::float_to_bits(logits[1]) & 0xffff0000u);
+        }
+        const int32_t expert = pair.tile * abi::kTileRows + pair.m;
+        sync::publish(handover_buffer(p, s, layer, p.at.router_logits) + (row * p.geometry.num_experts + expert) / 2, words);
       } else if (kOp == abi::kOpGateUp) {
         if (!is_finisher) return;
         const float inverse_rms = s.rows()->row[row].inverse_rms;
         float out[2];
 SGL_UNROLL
         for (int32_t i = 0; i < 2; ++i) {
-          const float x = pair.y[i] * inverse_rms, silu = x / (1.0f + dialect::exp2(-x * kLog2e));
-          out[i] = silu * (pair.up[i] * inverse_rms);
+          out[i] = swiglu(pair.y[i] * inverse_rms, pair.up[i] * inverse_rms);
         }
         uint32_t words[1] = {pack_bf16(out[0], out[1])};
         const int32_t neuron = pair.tile * (abi::kTileRows / 2) + pair.m;
@@ -124,6 +133,27 @@ SGL_UNROLL
     if (kOp == abi::kOpGateUp && num_tiles < 2) finish_upkeep(p, s, layer);
   }
 
+  // The MLP half of a MoE layer. The panel that the router multiplies is gate_up's too. The upkeep lies behind the routing, where the first
+  // experts' weights are on their way, and at a place of its own: how many tiles of gate_up a block has is known on the device only.
+  // Entry: all consumer threads.
+  SGL_DEVICE void run_experts(int32_t layer) {
+    const Ops ops{*this, layer};
+    if (s.rows()->tiles[abi::kOpRouter].count > 0) {
+      run_tiles<kNTiles, 2, abi::kOpRouter, true>(p, s, layer, s.rows()->tiles[abi::kOpRouter], cursor, partial, ops);
+    } else {
+      ops.template load<abi::kOpRouter>(0, p.ops[abi::kOpRouter].k_extent);
+    }
+    if (p.geometry.num_experts <= 128) {
+      route_rows<4>(p, s, layer);
+    } else {
+      route_rows<abi::kExpertWords>(p, s, layer);
+    }
+    begin_upkeep<2>(p, s, layer);
+    finish_upkeep(p, s, layer);
+    run_expert_gate_up<kNTiles>(p, s, layer, cursor, partial);
+    run_expert_down<kNTiles>(p, s, layer, cursor, partial, ops);
+  }
+
   // The last block out closes the launch: generations move on, the step is counted. Every block read the state before its ticket,
   // so none can see the next launch's, which the end of this one makes visible to it.
   // Entry: all consumer threads.
@@ -150,8 +180,12 @@ SGL_UNROLL
       run_op<abi::kOpQkv>(layer);
       run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
       run_op<abi::kOpOutProj>(layer);
-      run_op<abi::kOpGateUp>(layer);
-      run_op<abi::kOpDown>(layer);
+      if constexpr (kIsMoe) {
+        run_experts(layer);
+      } else {
+        run_op<abi::kOpGateUp>(layer);
+        run_op<abi::kOpDown>(layer);
+      }
     }
     if (p.logits != nullptr) {
       run_head<kNTiles>(p, s, cursor, partial);
@@ -164,7 +198,7 @@ SGL_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, bool kIsMoe = false>
 SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   const Shared s{p.shared};
   const int32_t thread = dialect::thread_idx();
@@ -175,6 +209,7 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
       dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
     }
     for (uint32_t half = 0; half < 2; ++half) dialect::mbarrier_init(s.partials(half), abi::kNumConsumerWarps);
+    if constexpr (kIsMoe) dialect::mbarrier_init(s.routed(), 1);
     dialect::mbarrier_init_fence();
   }
   if (thread >= 64 && thread < 64 + abi::kGenerations) s.rows()->used_bytes[thread - 64] = dialect::load_plain(p.sync->used_bytes + thread - 64);
@@ -188,9 +223,13 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   dialect::sync_block();
   if (thread == 0) keep_items<kIsVerify>(p, s);
   if (thread >= kConsumerThreads) {
-    produce_weights<kElementBytes>(p, s, thread % 32);
+    if constexpr (kIsMoe) {
+      produce_moe_weights(p, s, thread % 32);
+    } else {
+      produce_weights<kElementBytes>(p, s, thread % 32);
+    }
   } else {
-    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify>(p, s).run();
+    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify, kIsMoe>(p, s).run();
   }
 }
 

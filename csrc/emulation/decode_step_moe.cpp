@@ -1,0 +1,24 @@
+// Instantiates decode_step of MoE layers for the host dialect.
+#include "emulation/decode_step.hpp"
+
+#include "kernels/nvidia/decode_step/decode_step.hpp"
+
+namespace sgl_lowlatency::emulation {
+namespace {
+
+template <int32_t kHeadDim, bool kIsVerify>
+void run_rows(const abi::DecodeStepParams& p) {
+  if (p.rows <= 8) return kernels::decode_step_body<1, kHeadDim, 2, kIsVerify, true>(p);
+  p.rows <= 16 ? kernels::decode_step_body<2, kHeadDim, 2, kIsVerify, true>(p) : kernels::decode_step_body<4, kHeadDim, 2, kIsVerify, true>(p);
+}
+
+template <int32_t kHeadDim>
+void run_head_dim(const abi::DecodeStepParams& p) {
+  p.rows_per_request > 1 ? run_rows<kHeadDim, true>(p) : run_rows<kHeadDim, false>(p);
+}
+
+}  // namespace
+
+void run_moe_body(const abi::DecodeStepParams& params) { params.geometry.head_dim == 64 ? run_head_dim<64>(params) : run_head_dim<128>(params); }
+
+}  // namespace sgl_lowlatency::emulation

@@ -1,0 +1,176 @@
+// The experts of a MoE layer, on the block's routing (moe_routing.hpp):
+//
+//   activation[pair] = silu(gate[e] @ y[r]) * up[e] @ y[r]     for every pair (r, e);  y = mid_scaled / rms
+//   x[r] += sum over the experts e of r, ascending, of weight[r, e] * down[e] @ activation[pair]
+//
+// Each weight tile of an active expert is read once, for all rows that chose it: the rows of the step are the columns of the MMA, as in a
+// dense step, and a column whose row did not choose the expert reads zeros.
+#pragma once
+#include "sgl_lowlatency/stages/gemm.hpp"
+#include "sgl_lowlatency/stages/moe_ring.hpp"
+
+namespace sgl_lowlatency::stages {
+
+// Waits for the ring's next stage, multiplies it into `product` and frees it. Entry: all lanes of every consumer warp.
+template <int32_t kNTiles, class RowOf>
+SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, WarpTile<kNTiles, 2>& product, int32_t width,
+                               const RowOf& row_of) {
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+  if (!dialect::planted(dialect::Planted::kRingNoWait)) {
+    sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, layer, cursor.stage, s.full(cursor.stage), cursor.parity);
+  }
+  product.multiply_rows(s.stage(cursor.stage), width, warp, lane, row_of);
+  dialect::sync_warp();
+  // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
+  if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));
+  cursor.advance(p.num_stages);
+}
+
+// out[row_in_tile, row_in_tile + 1] of column n: the warps' parts in one order. half: of scratch.
+SGL_DEVICE void sum_partials(const DecodeStepParams& p, const float* half, int32_t n, int32_t row_in_tile, float (&y)[2]) {
+  const float* const column = half + n * abi::kScratchPitch + row_in_tile;
+  y[0] = y[1] = 0.0f;
+SGL_UNROLL
+  for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) {
+    const Float2 part = *reinterpret_cast<const Float2*>(column + w * p.rows * abi::kScratchPitch);
+    y[0] += part.x;
+    y[1] += part.y;
+  }
+}
+
+SGL_DEVICE float* scratch_half(const DecodeStepParams& p, const Shared& s, uint32_t half) {
+  return s.scratch() + half * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
+}
+
+// The block's share of the active experts' gate and up tiles. Entry: all consumer threads, behind route_rows; the panel is the router's:
+// mid_scaled, all of K; Row::inverse_rms is published. Behind the last tile some threads still read scratch, as in run_tiles.
+template <int32_t kNTiles>
+SGL_DEVICE void run_expert_gate_up(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial) {
+  constexpr int32_t kHalf = abi::kTileRows / 2, kPairs = kHalf / 2;
+  const MoeWork work = moe_work(p, s);
+  const abi::OpPlan& op = p.ops[abi::kOpGateUp];
+  const abi::TileRange own = gate_up_share(p, work.num_active());
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32, pitch = abi::panel_row_bytes(op.k_panel);
+  const int32_t m = thread % kPairs * 2, n = thread / kPairs;
+SGL_NO_UNROLL
+  for (int32_t i = own.begin; i < own.begin + own.count; ++i) {
+    const int32_t place = i / op.num_tiles;
+    const uint32_t row_bits = work.routing().row_bits()[work.expert(place)];
+    WarpTile<kNTiles, 2> product;
+SGL_NO_UNROLL
+    for (int32_t k = 0; k < op.k_extent; k += abi::stage_k(2)) {
+      multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), op.k_extent - k), [&](int32_t row) {
+        const bool is_row = (row_bits >> row & 1u) != 0;
+        return PanelRow{is_row ? s.panel() + row * pitch + (k + warp * abi::chunk_k(2) + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
+      });
+    }
+    float* const half = scratch_half(p, s, partial.half);
+    partial.half ^= 1u;
+    store_partial<kNTiles>(half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
+    sync_consumers();
+    if (n >= p.rows || (row_bits >> n & 1u) == 0) continue;
+    float gate[2], up[2], out[2];
+    sum_partials(p, half, n, m, gate);
+    sum_partials(p, half, n, m + kHalf, up);
+    const float inverse_rms = s.rows()->row[n].inverse_rms;
+SGL_UNROLL
+    for (int32_t j = 0; j < 2; ++j) out[j] = swiglu(gate[j] * inverse_rms, up[j] * inverse_rms);
+    uint32_t words[1] = {pack_bf16(out[0], out[1])};
+    const int32_t pair = work.first_pairs()[place] + rows_below(row_bits, n), neuron = i % op.num_tiles * kHalf + m;
+    sync::publish(handover_buffer(p, s, layer, p.at.activation) + (static_cast<int64_t>(pair) * p.geometry.moe_intermediate + neuron) / 2, words);
+  }
+}
+
+// Fills the panel with the activations of pairs [begin, end), a row each. Entry: all consumer threads; the panel is free. A consumer barrier must
+// follow.
+SGL_DEVICE void load_pairs(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t begin, int32_t end) {
+  constexpr int32_t kVec = 8, kBatch = 4;
+  const sync::Awaited source = awaited(p, s, layer, p.at.activation, abi::kEdgeGateUp);
+  const int32_t k_extent = p.geometry.moe_intermediate, num_vecs = k_extent / kVec, pitch = abi::panel_row_bytes(k_extent);
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+  for (int32_t pair = begin + warp; pair < end; pair += abi::kNumConsumerWarps) {
+    for (int32_t first = lane; first < num_vecs; first += kBatch * 32) {
+      copy_vectors<2, 1, kBatch>(p, source, static_cast<int64_t>(pair) * (k_extent / 2), 0, 1, first, 32, num_vecs, s.panel() + (pair - begin) * pitch, 0);
+    }
+  }
+}
+
+// A warp's part of a tile of the rows' sums, in fp32: what an expert's product has for a column, times the row's weight. A column whose row did not
+// choose the expert is left alone.
+template <int32_t kNTiles>
+struct WeightedTile {
+  float c[kNTiles][4] = {};
+
+  SGL_DEVICE float sum(int32_t t, int32_t i) const { return c[t][i]; }
+
+  // weights: of the expert's pairs, by row.
+  SGL_DEVICE void add(const WarpTile<kNTiles, 2>& product, uint32_t row_bits, const float* weights, int32_t lane) {
+SGL_UNROLL
+    for (int32_t t = 0; t < kNTiles; ++t) {
+SGL_UNROLL
+      for (int32_t j = 0; j < 2; ++j) {
+        const int32_t n = t * 8 + lane % 4 * 2 + j;
+        if ((row_bits >> n & 1u) == 0) continue;
+        const float weight = dialect::planted(dialect::Planted::kUnweightedExpert) ? 1.0f : weights[rows_below(row_bits, n)];
+        c[t][j] += weight * product.sum(t, j);
+        c[t][j + 2] += weight * product.sum(t, j + 2);
+      }
+    }
+  }
+};
+
+// The block's own tiles of `down`: a tile is 16 channels of the stream, summed over all active experts. ops: before and finish of kOpDown, as run_tiles
+// calls them. The experts' activations come in as many panels as it takes; the next panel overwrites the last one behind a barrier.
+// Entry: all consumer threads; panel and scratch are free. Behind the last tile some threads still read scratch, as in run_tiles.
+template <int32_t kNTiles, class Ops>
+SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial, const Ops& ops) {
+  constexpr int32_t kPairs = abi::kTileRows / 2;
+  const MoeWork work = moe_work(p, s);
+  const abi::TileRange own = s.rows()->tiles[abi::kOpDown];
+  const int32_t k_extent = p.geometry.moe_intermediate, pitch = abi::panel_row_bytes(k_extent), num_active = work.num_active();
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
+  const int32_t m = thread % kPairs * 2, n = thread / kPairs;
+  const bool has_finisher = warp * 32 < finisher_warps<kPairs>(p.rows) * 32, is_finisher = n < p.rows;
+  const int32_t* const first_pairs = work.first_pairs();
+  int32_t loaded = -1;  // the place that the panel begins with
+SGL_NO_UNROLL
+  for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
+    Early early{};
+    if (is_finisher) early = ops.template before<abi::kOpDown>(tile, m, n);
+    WeightedTile<kNTiles> total;
+SGL_NO_UNROLL
+    for (int32_t begin = 0, end = 0; begin < num_active; begin = end) {
+      while (end < num_active && first_pairs[end + 1] - first_pairs[begin] <= p.panel_pairs) ++end;
+      if (loaded != begin) {
+        if (loaded >= 0) sync_consumers();  // every warp is done with the panel
+        load_pairs(p, s, layer, first_pairs[begin], first_pairs[end]);
+        sync_consumers();
+        loaded = begin;
+      }
+SGL_NO_UNROLL
+      for (int32_t place = begin; place < end; ++place) {
+        const uint32_t row_bits = work.routing().row_bits()[work.expert(place)];
+        const char* const rows = s.panel() + (first_pairs[place] - first_pairs[begin]) * pitch;
+        WarpTile<kNTiles, 2> product;
+SGL_NO_UNROLL
+        for (int32_t k = 0; k < k_extent; k += abi::stage_k(2)) {
+          multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), k_extent - k), [&](int32_t row) {
+            const bool is_row = (row_bits >> row & 1u) != 0;
+            return PanelRow{is_row ? rows + rows_below(row_bits, row) * pitch + (k + warp * abi::chunk_k(2) + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
+          });
+        }
+        total.add(product, row_bits, work.pair_weights() + first_pairs[place], lane);
+      }
+    }
+    float* const half = scratch_half(p, s, partial.half);
+    partial.half ^= 1u;
+    store_partial<kNTiles>(half + warp * p.rows * abi::kScratchPitch, p.rows, lane, total);
+    sync_consumers();
+    if (!has_finisher) continue;
+    TilePair pair{tile, m, n, {}, {}};
+    if (is_finisher) sum_partials(p, half, n, m, pair.y);
+    ops.template finish<abi::kOpDown>(pair, is_finisher, early);
+  }
+}
+
+}  // namespace sgl_lowlatency::stages

@@ -1,0 +1,96 @@
+// The routing of a MoE layer, made by every block for itself from the router's logits: the same words, the same arithmetic, the same choices.
+// What follows from it is index arithmetic on shared memory, and nobody is told anything but the producer warp.
+#pragma once
+#include "sgl_lowlatency/stages/bitmap_routing.hpp"
+#include "sgl_lowlatency/stages/generations.hpp"
+
+namespace sgl_lowlatency::stages {
+
+// A MoeLayout in the block's shared memory. Entry: behind route_rows; of the producer, behind the layer's phase of Shared::routed.
+struct MoeWork {
+  const abi::MoeLayout& at;
+  char* base;
+  SGL_DEVICE Routing routing() const { return {at.routing, base}; }
+  SGL_DEVICE int32_t* first_pairs() const { return reinterpret_cast<int32_t*>(base + at.first_pairs); }
+  SGL_DEVICE float* pair_weights() const { return reinterpret_cast<float*>(base + at.pair_weights); }
+  SGL_DEVICE int32_t num_active() const { return routing().active()->count; }
+  SGL_DEVICE int32_t expert(int32_t place) const { return routing().experts()[place]; }
+};
+SGL_DEVICE MoeWork moe_work(const DecodeStepParams& p, const Shared& s) { return {p.moe, s.routing()}; }
+
+// Rows of a set below `row`: the index of a row among those of its expert.
+SGL_DEVICE int32_t rows_below(uint32_t row_bits, int32_t row) { return dialect::popcount(row_bits & ((1u << row) - 1u)); }
+
+// first_pairs: the active experts' numbers of rows, summed up. Entry: one warp, the places are there.
+SGL_DEVICE void count_pairs(const MoeWork& work) {
+  const int32_t lane = dialect::thread_idx() % 32, num_active = work.num_active();
+  uint32_t before = 0;
+  if (lane == 0) work.first_pairs()[0] = 0;
+SGL_NO_UNROLL
+  for (int32_t begin = 0; begin < num_active; begin += 32) {
+    const int32_t place = begin + lane;
+    uint32_t sum = place < num_active ? static_cast<uint32_t>(dialect::popcount(work.routing().row_bits()[work.expert(place)])) : 0u;
+SGL_UNROLL
+    for (int32_t span = 1; span < 32; span *= 2) {
+      const uint32_t lower = dialect::shuffle(sum, lane >= span ? lane - span : lane);
+      if (lane >= span) sum += lower;
+    }
+    sum += before;
+    if (place < num_active) work.first_pairs()[place + 1] = static_cast<int32_t>(sum);
+    before = dialect::shuffle(sum, 31);
+  }
+}
+
+// num_experts <= 32 kWords. Waits for the logits of every router tile: of all that a layer hands over, the one thing that each block needs whole.
+// Entry: all consumer threads; the block's reads of the last layer's routing are done. Ends with a consumer barrier.
+template <int32_t kWords>
+SGL_DEVICE void route_rows(const DecodeStepParams& p, const Shared& s, int32_t layer) {
+  const MoeWork work = moe_work(p, s);
+  const Routing r = work.routing();
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
+  const sync::Awaited logits = awaited(p, s, layer, p.at.router_logits, abi::kEdgeRouter);
+SGL_NO_UNROLL
+  for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
+    // Lane l has the experts l, l + 32, ..; a word has two experts. All of a lane's words are under way at a time.
+    uint32_t pairs[kWords];
+    const int32_t first = row * (num_experts / 2) + lane / 2;
+SGL_UNROLL
+    for (int32_t w = 0; w < kWords; ++w) pairs[w] = w * 32 + lane < num_experts ? abi::kUnwritten : 0u;
+    sync::wait_until(
+        fault_sink(p), abi::kFaultEdgeDeadline, logits.layer, logits.edge, static_cast<uint32_t>(first),
+        [&] {
+          uint32_t largest = 0;
+SGL_UNROLL
+          for (int32_t w = 0; w < kWords; ++w) {
+            if (pairs[w] == abi::kUnwritten) {
+              uint32_t word[1];
+              dialect::load_words(word, logits.buffer + first + w * 16);
+              pairs[w] = word[0];
+            }
+            largest = sync::max_word(largest, pairs[w]);
+          }
+          return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
+        },
+        [] { return abi::kUnwritten; });
+    choose_experts<kWords>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t expert) {
+      const uint32_t pair = pairs[expert / 32];
+      return lane % 2 == 0 ? low_float(pair) : high_float(pair);
+    });
+  }
+  sync_consumers();  // the choices of all rows
+  place_experts<kWords>(r, p.rows, num_experts, top_k, warp, abi::kNumConsumerWarps);
+  sync_consumers();  // places
+  // Pairs with the producer's wait (produce_moe_weights): the active experts are there. With the last stage of the layer, which it fills after
+  // its last look at them and which this block waits for, they are the consumers' again.
+  if (thread == 0) dialect::mbarrier_arrive(s.routed());
+  if (warp == 0) count_pairs(work);
+  sync_consumers();  // first_pairs
+SGL_NO_UNROLL
+  for (int32_t i = thread; i < p.rows * top_k; i += kConsumerThreads) {
+    const int32_t row = i / top_k;
+    work.pair_weights()[work.first_pairs()[r.places()[i]] + rows_below(r.row_bits()[r.ids()[i]], row)] = r.weights()[i];
+  }
+  sync_consumers();  // pair_weights
+}
+
+}  // namespace sgl_lowlatency::stages

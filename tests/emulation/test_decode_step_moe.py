@@ -1,0 +1,165 @@
+"""decode_step of MoE layers in emulation against the float64 oracle: numerics, choices, and what routing makes of the work."""
+
+import itertools
+import time
+
+import pytest
+import torch
+from decode_step_cases import Runner, same_bits
+from moe_cases import TINY_MOE, biased, kernel_logits, moe_gate, run
+
+from sgl_lowlatency.reference import moe_step, routing
+from sgl_lowlatency.reference.inputs import random_step, random_weights
+
+GRID = 6
+FRESH = time.time_ns() % 2**31  # inputs no earlier run has seen; failures print it
+ROWS = (1, 2, 5, 8, 16)
+LENGTHS = [65, 1, 300, 64, 2, 63, 100, 31, 32, 33, 15, 16, 17, 1, 127, 128]
+
+
+def check(name, rows, seed, grid=GRID, weights=None, **plan):
+    geometry = TINY_MOE[name]
+    weights = weights or random_weights(geometry, seed, has_lm_head=True)
+    runner = Runner(geometry, weights, (rows,), grid, **plan)
+    steps = [random_step(geometry, LENGTHS[:rows], seed + i) for i in range(4 if rows <= 3 else 1)]
+    runs = [run(runner, step) for step in steps]
+    report = moe_gate(geometry, weights, steps, runs)
+    assert report.passed, f"{name} rows {rows} seed {seed}\n{report}"
+    return runner, steps, runs
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", TINY_MOE)
+def test_gate(name, rows):
+    check(name, rows, FRESH + rows)
+
+
+@pytest.mark.parametrize("grid", [1, 2, 5, 8])
+def test_any_grid_with_tiles_of_down_for_every_block(grid):
+    for name in ("many", "raw"):
+        check(name, 5, FRESH, grid)
+
+
+def test_32_rows():
+    geometry = TINY_MOE["few"]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, LENGTHS * 2, FRESH)
+    runner = Runner(geometry, weights, (32,), GRID)
+    report = moe_gate(geometry, weights, [inputs], [run(runner, inputs)])
+    assert report.passed, f"seed {FRESH}\n{report}"
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+def test_activations_in_several_panels(rows):
+    """As few pairs at a time as an expert may have; each block reads the panels again for each of its tiles."""
+    runner, _, _ = check("wide", rows, FRESH, grid=13, panel_budget_bytes=rows * (640 * 2 + 16))
+    plan = runner.plans[rows]
+    assert plan.panel_pairs < rows * plan.geometry.top_k and plan.op("down").max_tiles > 1
+
+
+def activations(geometry, weights, runner, inputs, layer, choices):
+    """bf16 [rows * top_k, moe_intermediate]: by pair, from the kernel's own stream, in float32 and rounded as it rounds."""
+    g, of_layer = geometry, moe_step.tensors(weights.layers[layer])
+    scaled = runner.kernel.buffer("mid_scaled", inputs.rows, layer).float()
+    squares = runner.kernel.buffer("mid_squares", inputs.rows, layer)
+    inverse_rms = torch.rsqrt(squares.sum(-1, keepdim=True) / g.hidden + g.rms_eps)
+    pairs = []
+    for expert in routing.place(choices.ids, g.num_experts).experts:
+        for row in range(inputs.rows):
+            if expert in choices.ids[row].tolist():
+                gate, up = (scaled[row] @ of_layer.w13[expert].float().T * inverse_rms[row]).chunk(2)
+                pairs.append((torch.nn.functional.silu(gate) * up).bfloat16())
+    return torch.stack(pairs)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", TINY_MOE)
+def test_every_pair_is_the_chosen_experts(name, rows):
+    """The order of pairs says which experts each row chose, in exactly the oracle's set, from exactly the logits that were handed over; and each is
+    what that expert makes of that row."""
+    geometry = TINY_MOE[name]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, LENGTHS[:rows], FRESH)
+    runner = Runner(geometry, weights, (rows,), GRID)
+    choices = run(runner, inputs).choices
+    for layer in range(geometry.num_layers):
+        ours = runner.kernel.buffer("activation", rows, layer).float()
+        expected = activations(geometry, weights, runner, inputs, layer, choices[layer]).float()
+        assert ours.shape == expected.shape == (rows * geometry.top_k, geometry.moe_intermediate)
+        error = (ours - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(error.max()) < 2e-3, f"pair {int(error.argmax())} of layer {layer}, seed {FRESH}"
+
+
+@pytest.mark.parametrize("name", ["few", "wide"])
+@pytest.mark.parametrize("rows", [2, 5, 8, 16])
+def test_all_rows_on_the_same_experts(name, rows):
+    """One expert has every row; blocks share few tiles, and on a grid of 6 some have none of gate_up where an expert has fewer."""
+    geometry = TINY_MOE[name]
+    last = geometry.num_experts - 1
+    weights = biased(geometry, random_weights(geometry, FRESH), lambda token: [last - rank for rank in range(geometry.top_k)])
+    _, _, runs = check(name, rows, FRESH, weights=weights)
+    for choices in runs[0].choices:
+        assert choices.ids.tolist() == [[last - rank for rank in range(geometry.top_k)]] * rows
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8, 16])
+def test_all_rows_on_different_experts(rows):
+    """128 experts, eight a row, none twice up to 16 rows: as many active ones as there can be."""
+    name, geometry = "many", TINY_MOE["many"]
+    weights = biased(geometry, random_weights(geometry, FRESH), lambda token: [(8 * token + 37 * rank) % 8 + 8 * (token % 16) for rank in range(8)])
+    steps = [random_step(geometry, LENGTHS[:rows], FRESH)]
+    steps[0].input_ids.copy_(torch.arange(rows))
+    runner = Runner(geometry, weights, (rows,), GRID)
+    runs = [run(runner, step) for step in steps]
+    report = moe_gate(geometry, weights, steps, runs)
+    assert report.passed, f"{name} rows {rows} seed {FRESH}\n{report}"
+    for choices in runs[0].choices:
+        assert len(routing.place(choices.ids, 128).experts) == 8 * rows
+        assert choices.ids.tolist() == [[(8 * row + 37 * rank) % 8 + 8 * (row % 16) for rank in range(8)] for row in range(rows)]
+
+
+def test_equal_logits_fall_to_the_lower_id():
+    """Experts with equal router rows: bits of the logits are equal, and of each pair the lower id is taken first."""
+    geometry = TINY_MOE["few"]
+    weights = random_weights(geometry, FRESH)
+    for layer in weights.layers:
+        layer.router[1::2] = layer.router[0::2]
+    runner, steps, runs = check("few", 5, FRESH, weights=weights)
+    for logits, choices in zip(runs[0].logits, runs[0].choices, strict=True):
+        assert torch.equal(logits[:, 0::2], logits[:, 1::2])
+        assert all(second == first + 1 and first % 2 == 0 for first, second in choices.ids.tolist())
+
+
+@pytest.mark.parametrize("name", TINY_MOE)
+def test_padded_rows_are_harmless(name):
+    """They choose experts like any row; everybody's numbers pass, and of the pool only padding slot 0 is written for them."""
+    geometry = TINY_MOE[name]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, [65, 1, 300], FRESH, num_padded=5)
+    runner = Runner(geometry, weights, (8,), GRID)
+    report = moe_gate(geometry, weights, [inputs], [run(runner, inputs)])
+    assert report.passed, f"seed {FRESH}\n{report}"
+
+
+def test_a_rows_bits_do_not_depend_on_the_other_rows():
+    """A row's experts are added in the order of their ids, whoever else has chosen which: attention cut alike, all of it is repeatable."""
+    geometry = TINY_MOE["many"]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, LENGTHS[:8], FRESH)
+    runner = Runner(geometry, weights, (8,), GRID)
+    first, logits = runner.run(inputs), kernel_logits(runner, 8)
+    inputs.input_ids[4:] = (inputs.input_ids[4:] + 1) % geometry.vocab
+    second = runner.run(inputs)
+    assert torch.equal(first.hidden[:4], second.hidden[:4]) and not torch.equal(first.hidden[4:], second.hidden[4:])
+    assert torch.equal(logits[:, :4], kernel_logits(runner, 8)[:, :4])
+
+
+def test_widths_share_one_workspace():
+    geometry = TINY_MOE["raw"]
+    weights = random_weights(geometry, FRESH)
+    shared = Runner(geometry, weights, ROWS, GRID)
+    for turn, rows in itertools.product(range(2), ROWS):
+        inputs = random_step(geometry, [1 + 29 * rows] * rows, FRESH + turn)
+        alone = Runner(geometry, weights, (rows,), GRID)
+        assert same_bits(shared.run(inputs), alone.run(inputs)), f"rows {rows}, seed {FRESH + turn}"
+    assert shared.kernel.executed() == {rows: 2 for rows in ROWS}
