@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from decode_step_cases import Runner, first_rows, join
@@ -73,11 +74,16 @@ def run(runner: Runner, inputs: StepInputs) -> MoeRun:
     return MoeRun(outputs, logits, [routing.choose(of_layer, g.top_k, g.norm_topk_prob) for of_layer in logits])
 
 
-def moe_gate(geometry: Geometry, weights: DecodeStepWeights, steps: list[StepInputs], ours: list[MoeRun], rows: int | None = None) -> GateReport:
-    """Our outputs and router logits against the float64 oracle, on the choices that our logits make; SGLang's bf16 rounding is the measure."""
+def moe_gate(
+    geometry: Geometry, weights: DecodeStepWeights, steps: list[StepInputs], ours: list[MoeRun], rows: int | None = None, captured: Sequence[int] = ()
+) -> GateReport:
+    """Our outputs and router logits against the float64 oracle, on the choices that our logits make; SGLang's bf16 rounding is the measure.
+
+    rows, captured: as decode_step_cases.gate has them.
+    """
     lm_head = None if weights.lm_head is None else weights.lm_head[: geometry.vocab]
-    standard = [moe_step.standard_step(geometry, weights, step, lm_head, choices=one.choices) for step, one in zip(steps, ours, strict=True)]
-    oracle = [moe_step.decode_step(geometry, weights, step, torch.float64, lm_head, choices=one.choices) for step, one in zip(steps, ours, strict=True)]
+    standard = [moe_step.standard_step(geometry, weights, step, lm_head, captured, one.choices) for step, one in zip(steps, ours, strict=True)]
+    oracle = [moe_step.decode_step(geometry, weights, step, torch.float64, lm_head, captured, one.choices) for step, one in zip(steps, ours, strict=True)]
     arms = [[one.outputs for one in arm] for arm in (ours, standard, oracle)]
     report = compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
     logits = [torch.cat([one[:, :rows] for one in arm], 1) for arm in (

@@ -130,6 +130,17 @@ def test_equal_logits_fall_to_the_lower_id():
         assert all(second == first + 1 and first % 2 == 0 for first, second in choices.ids.tolist())
 
 
+@pytest.mark.parametrize(("name", "rows_per_request", "prefixes"), [("few", 4, [14, 0]), ("many", 3, [65, 1, 300]), ("raw", 8, [17, 63])])
+def test_verify_steps_and_captured_layers(name, rows_per_request, prefixes):
+    """Rows of a request choose experts of their own; what enters a layer is handed out as in a dense step."""
+    geometry, rows, captured = TINY_MOE[name], rows_per_request * len(prefixes), (0, 1)
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, prefixes, FRESH, rows_per_request=rows_per_request, lengths_are_prefix=True)
+    runner = Runner(geometry, weights, (rows,), GRID, rows_per_request={rows: rows_per_request}, captured=captured)
+    report = moe_gate(geometry, weights, [inputs], [run(runner, inputs)], captured=captured)
+    assert report.passed and any(figure.output == "aux[1]" for figure in report.figures), f"seed {FRESH}\n{report}"
+
+
 @pytest.mark.parametrize("name", TINY_MOE)
 def test_padded_rows_are_harmless(name):
     """They choose experts like any row; everybody's numbers pass, and of the pool only padding slot 0 is written for them."""

@@ -38,14 +38,17 @@ def decode_step(
     lm_head: torch.Tensor | None = None,
     captured: Sequence[int] = (),
     choices: list[routing.Choices] | None = None,
+    rounds_logits: bool = True,
 ) -> MoeStep:
-    """The oracle, as dense_decode.decode_step. choices: of every layer, else the router's on logits rounded to bf16."""
+    """The oracle, as dense_decode.decode_step. choices: of every layer, else the router's, on logits rounded to bf16 as SGLang's are or, without
+    rounds_logits, as they come. The logits of a step whose choices are given are not rounded."""
     logits, chosen = [], []
 
     def mlp_half(layer: int, x: torch.Tensor) -> torch.Tensor:
         given = None if choices is None else choices[layer]
         out = moe_decode.mlp_half(
-            tensors(weights.layers[layer]), x, geometry.top_k, geometry.rms_eps, geometry.norm_topk_prob, dtype, None if given else torch.bfloat16, given
+            tensors(weights.layers[layer]), x, geometry.top_k, geometry.rms_eps, geometry.norm_topk_prob, dtype,
+            torch.bfloat16 if rounds_logits and given is None else None, given,
         )
         logits.append(out.logits)
         chosen.append(out.choices)
