@@ -134,8 +134,7 @@ void bind_abi(py::module_& m) {
       .def_readonly("zero_row", &abi::SmemLayout::zero_row).def_readonly("vectors", &abi::SmemLayout::vectors)
       .def_readonly("slots", &abi::SmemLayout::slots)
       .def_readonly("scratch", &abi::SmemLayout::scratch)
-      .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("routing", &abi::SmemLayout::routing)
-      .def_readonly("panel", &abi::SmemLayout::panel)
+      .def_readonly("accumulators", &abi::SmemLayout::accumulators).def_readonly("panel", &abi::SmemLayout::panel)
       .def_readonly("ring", &abi::SmemLayout::ring).def_readonly("total_bytes", &abi::SmemLayout::total_bytes);
   m.def("smem_layout", &abi::smem_layout, py::arg("rows"), py::arg("max_panel_bytes"), py::arg("max_tiles_multi_panel"), py::arg("num_stages"),
         py::arg("routing_bytes") = 0);
@@ -156,7 +155,7 @@ void bind_abi(py::module_& m) {
   py::class_<abi::HandoverLayout>(a, "HandoverLayout")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::HandoverLayout::name)
       SGL_FIELD(qkv) SGL_FIELD(attention_out) SGL_FIELD(mid) SGL_FIELD(activation) SGL_FIELD(end) SGL_FIELD(partial_out)
-      SGL_FIELD(partial_max_sum) SGL_FIELD(router_logits) SGL_FIELD(total_bytes);
+      SGL_FIELD(partial_max_sum) SGL_FIELD(total_bytes);
 #undef SGL_FIELD
   py::class_<abi::StreamLayout>(a, "StreamLayout")
       .def_readonly("x", &abi::StreamLayout::x).def_readonly("scaled", &abi::StreamLayout::scaled)
@@ -164,6 +163,7 @@ void bind_abi(py::module_& m) {
   m.def("stream_layout", &abi::stream_layout, py::arg("geometry"), py::arg("rows"), "The residual stream as it is handed over");
   m.def("handover_layout", &abi::handover_layout, py::arg("geometry"), py::arg("rows"), py::arg("grid"), py::arg("rows_per_request"),
         "One generation of the hand-over buffers");
+  m.def("router_logits_at", &abi::router_logits_at, py::arg("geometry"), py::arg("at"), py::arg("rows"), "A MoE layer's router logits in a generation");
   m.def("item_rows", &abi::item_rows, py::arg("geometry"), py::arg("rows_per_request"), "Rows of a request that share an attention item");
   m.def("item_columns", &abi::item_columns, py::arg("geometry"), py::arg("rows_per_request"), "Most columns of one attention item");
   m.def("request_units", &abi::request_units, py::arg("geometry"), py::arg("rows_per_request"), "Attention items of one split of a request");

@@ -67,6 +67,11 @@ def handover_layout(geometry, rows: int, grid: int, rows_per_request: int = 1):
     return _C.handover_layout(geometry_struct(geometry), rows, grid, rows_per_request)
 
 
+def router_logits_at(geometry, at, rows: int) -> int:
+    """Byte offset in one generation of a MoE layer's router logits. at: handover_layout of as many rows."""
+    return _C.router_logits_at(geometry_struct(geometry), at, rows)
+
+
 def item_rows(geometry, rows_per_request: int) -> int:
     """Rows of one request that share an attention item."""
     return _C.item_rows(geometry_struct(geometry), rows_per_request)

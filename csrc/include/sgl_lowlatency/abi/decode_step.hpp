@@ -200,8 +200,7 @@ struct HandoverLayout {
   int32_t end;              // the residual stream after the MLP, or the embedding, see StreamLayout
   int32_t partial_out;      // [items, columns, head_dim] fp32, un-normalised, in the order of element_at (stages/attention_merge.hpp)
   int32_t partial_max_sum;  // [items, columns, 2] fp32: running max (log2 units) and sum
-  int32_t router_logits;    // [rows, num_experts] bf16; dense: nothing
-  int32_t total_bytes;
+  int32_t total_bytes;      // a MoE layer's router logits end there: router_logits_at
 };
 
 // Dynamic shared memory of one block, in this order.
@@ -213,8 +212,7 @@ struct SmemLayout {
   int32_t slots;         // [kNumConsumerWarps][2][kWarpTokens] int32: KV slots of the warps' first two batches of the first item
   int32_t scratch;       // [2][kNumConsumerWarps][rows][kScratchPitch] float: cross-warp partial tiles; new_vector in attention
   int32_t accumulators;  // [max_tiles_multi_panel][rows * kTileRows] float; empty when every op has one panel
-  int32_t routing;       // MoeLayout; empty in a dense step
-  int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes; or panel_pairs activations of pairs
+  int32_t panel;         // in front of it, up to its begin, a MoE step has its MoeLayout. max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes; or panel_pairs activations of pairs
   int32_t ring;          // [num_stages] of kStageBytes, at a multiple of 1024 (abi/weight_map.hpp)
   int32_t total_bytes;
 };
@@ -287,9 +285,14 @@ SGL_ABI_FUNCTION HandoverLayout handover_layout(const Geometry& g, int32_t rows,
   at.end = after(at.activation, rows * (g.num_experts > 0 ? g.top_k * g.moe_intermediate : g.intermediate) * 2);
   at.partial_out = after(at.end, stream_layout(g, rows).total_bytes);
   at.partial_max_sum = after(at.partial_out, items * columns * g.head_dim * 4);
-  at.router_logits = after(at.partial_max_sum, items * columns * 2 * 4);
-  at.total_bytes = after(at.router_logits, rows * g.num_experts * 2);
+  at.total_bytes = after(at.partial_max_sum, items * columns * 2 * 4);
+  at.total_bytes = after(at.total_bytes, rows * g.num_experts * 2);
   return at;
+}
+
+// Of a MoE layer, [rows, num_experts] bf16: byte offset of the router's logits in a generation, a multiple of 128.
+SGL_ABI_FUNCTION int32_t router_logits_at(const Geometry& g, const HandoverLayout& at, int32_t rows) {
+  return at.total_bytes - (rows * g.num_experts * 2 + 127) / 128 * 128;
 }
 
 // max_tiles_multi_panel: most tiles of one block in an op with several panels. routing_bytes: of MoeLayout, 0 in a dense step.
@@ -302,8 +305,7 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
   at.slots = at.vectors + kVectorBytes;
   at.scratch = at.slots + kNumConsumerWarps * 2 * kWarpTokens * 4;
   at.accumulators = at.scratch + 2 * kNumConsumerWarps * rows * kScratchPitch * 4;
-  at.routing = (at.accumulators + max_tiles_multi_panel * rows * kTileRows * 4 + 127) / 128 * 128;
-  at.panel = at.routing + (routing_bytes + 127) / 128 * 128;
+  at.panel = (at.accumulators + max_tiles_multi_panel * rows * kTileRows * 4 + routing_bytes + 127) / 128 * 128;
   at.ring = (at.panel + max_panel_bytes + 1023) / 1024 * 1024;
   at.total_bytes = at.ring + num_stages * kStageBytes;
   return at;
@@ -312,6 +314,7 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
 struct DecodeStepParams {
   Geometry geometry;
   OpPlan ops[kNumMatrices];       // the LM head's: no tiles, no head
+  int32_t reserved;               // 0. What follows keeps its place modulo 16 bytes, and with it loads of neighbours at once: dense instances spilled otherwise
   int32_t rows;                   // 1..kMaxRows
   int32_t num_stages;             // of the weight ring, 2..kMaxStages
   int32_t max_panel_bytes;        // of any op and of attention

@@ -5,7 +5,58 @@
 
 namespace sgl_lowlatency::stages {
 
-// Tiles of gate_up that block `block` has in a layer of num_active experts: tile i is tile i % num_tiles of the expert at place i / num_tiles.
+// The producer's one thread, stage after stage. A stage is one copy.
+// In flight are as many as produce_weights has, for its reasons, and waits and bytes pair with the same. (It keeps code of its own:
+// written with this, dense instances took more registers.)
+struct StageFiller {
+  const DecodeStepParams& p;
+  const Shared& s;
+  const int32_t max_in_flight, max_ahead;
+  RingCursor cursor, landing;  // the next stage to fill; the oldest one whose bytes are still under way
+  int32_t in_flight = 0;
+  int32_t num_ahead = 0;  // stages that are still to be asked for kMaxStagesInFlightAhead at a time
+
+  SGL_DEVICE StageFiller(const DecodeStepParams& params, const Shared& shared)
+      : p(params), s(shared), max_in_flight(min_int(abi::kMaxStagesInFlight, p.num_stages)), max_ahead(min_int(abi::kMaxStagesInFlightAhead, p.num_stages)) {}
+
+  SGL_DEVICE void begin_operation() { num_ahead = p.num_stages; }
+
+  // row, part, chunk: as load_stage takes them. layer: for the fault record.
+  SGL_DEVICE void fill(int32_t layer, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk) {
+    const sync::FaultSink sink = fault_sink(p);
+    for (const int32_t limit = num_ahead > 0 ? max_ahead : max_in_flight; in_flight >= limit; --in_flight) {
+      sync::wait_mbarrier(sink, abi::kFaultRingFull, layer, landing.stage, s.full(landing.stage), landing.parity);
+      landing.advance(p.num_stages);
+    }
+    ++in_flight;
+    --num_ahead;
+    sync::wait_mbarrier(sink, abi::kFaultRingEmpty, layer, cursor.stage, s.empty(cursor.stage), cursor.parity ^ 1u);
+    uint64_t* const full = s.full(cursor.stage);
+    dialect::mbarrier_arrive_expect_bytes(full, abi::kStageBytes);
+    dialect::load_stage(s.stage(cursor.stage), map, row, part, chunk, full);
+    cursor.advance(p.num_stages);
+  }
+
+  // The block's own tiles of operation `op`, in the order of run_tiles: for panel, for tile, for stage.
+  SGL_DEVICE void fill_tiles(int32_t layer, int32_t op, const abi::WeightMap* map) {
+    constexpr int32_t kStageK = abi::stage_k(2), kChunkK = kStageK / abi::kStageChunks;
+    const int32_t own_begin = s.rows()->tiles[op].begin, own_end = own_begin + s.rows()->tiles[op].count;
+    const int32_t at_once = abi::tiles_at_once(op, p.ops[op], own_end - own_begin, p.max_tiles_multi_panel);
+    const int32_t k_extent = p.ops[op].k_extent, k_panel = p.ops[op].k_panel;
+    begin_operation();
+    for (int32_t begin = own_begin; begin < own_end; begin += at_once) {
+      const int32_t end = min_int(begin + at_once, own_end);
+      for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
+        const int32_t k1 = min_int(k0 + k_panel, k_extent);
+        for (int32_t tile = begin; tile < end; ++tile) {
+          for (int32_t k = k0; k < k1; k += kStageK) fill(layer, map, tile * abi::kTileRows, 0, k / kChunkK);
+        }
+      }
+    }
+  }
+};
+
+// Tiles of gate_up that the block has in a layer of num_active experts: tile i is tile i % num_tiles of the expert at place i / num_tiles.
 SGL_DEVICE abi::TileRange gate_up_share(const DecodeStepParams& p, int32_t num_active) {
   return abi::even_share(num_active * p.ops[abi::kOpGateUp].num_tiles, dialect::block_idx(), dialect::grid_dim());
 }
@@ -22,9 +73,9 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
   const abi::OpPlan& down = p.ops[abi::kOpDown];
   for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer, map += abi::kNumMoeMaps) {
     const abi::WeightMap *const gate_up_map = map + 3, *const down_map = map + 4;
-    ring.fill_tiles<2>(layer, abi::kOpQkv, map);
-    ring.fill_tiles<2>(layer, abi::kOpOutProj, map + 1);
-    ring.fill_tiles<2>(layer, abi::kOpRouter, map + 2);
+    ring.fill_tiles(layer, abi::kOpQkv, map);
+    ring.fill_tiles(layer, abi::kOpOutProj, map + 1);
+    ring.fill_tiles(layer, abi::kOpRouter, map + 2);
     dialect::prefetch_map(gate_up_map);
     dialect::prefetch_map(down_map);
     if (!dialect::planted(dialect::Planted::kStaleRouting)) {
@@ -45,7 +96,7 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
       }
     }
   }
-  if (p.logits != nullptr) ring.fill_tiles<2>(p.geometry.num_layers, abi::kOpHead, map);
+  if (p.logits != nullptr) ring.fill_tiles(p.geometry.num_layers, abi::kOpHead, map);
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -16,7 +16,7 @@ struct MoeWork {
   SGL_DEVICE int32_t num_active() const { return routing().active()->count; }
   SGL_DEVICE int32_t expert(int32_t place) const { return routing().experts()[place]; }
 };
-SGL_DEVICE MoeWork moe_work(const DecodeStepParams& p, const Shared& s) { return {p.moe, s.routing()}; }
+SGL_DEVICE MoeWork moe_work(const DecodeStepParams& p, const Shared& s) { return {p.moe, s.panel() - p.moe.total_bytes}; }
 
 // Rows of a set below `row`: the index of a row among those of its expert.
 SGL_DEVICE int32_t rows_below(uint32_t row_bits, int32_t row) { return dialect::popcount(row_bits & ((1u << row) - 1u)); }
@@ -48,7 +48,7 @@ SGL_DEVICE void route_rows(const DecodeStepParams& p, const Shared& s, int32_t l
   const MoeWork work = moe_work(p, s);
   const Routing r = work.routing();
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
-  const sync::Awaited logits = awaited(p, s, layer, p.at.router_logits, abi::kEdgeRouter);
+  const sync::Awaited logits = awaited(p, s, layer, abi::router_logits_at(p.geometry, p.at, p.rows), abi::kEdgeRouter);
 SGL_NO_UNROLL
   for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
     // Lane l has the experts l, l + 32, ..; a word has two experts. All of a lane's words are under way at a time.

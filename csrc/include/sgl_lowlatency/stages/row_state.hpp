@@ -87,7 +87,6 @@ struct Shared {
   }
   SGL_DEVICE float* scratch() const { return reinterpret_cast<float*>(dialect::shared_base() + at.scratch); }
   SGL_DEVICE float* accumulators() const { return reinterpret_cast<float*>(dialect::shared_base() + at.accumulators); }
-  SGL_DEVICE char* routing() const { return dialect::shared_base() + at.routing; }
   SGL_DEVICE char* panel() const { return dialect::shared_base() + at.panel; }
   SGL_DEVICE char* stage(int32_t stage) const { return dialect::shared_base() + at.ring + stage * abi::kStageBytes; }
 };

@@ -88,7 +88,8 @@ struct DecodeStep {
           words[0] = dialect::float_to_bits(logits[0]) >> 16 | (dialect::float_to_bits(logits[1]) & 0xffff0000u);
         }
         const int32_t expert = pair.tile * abi::kTileRows + pair.m;
-        sync::publish(handover_buffer(p, s, layer, p.at.router_logits) + (row * p.geometry.num_experts + expert) / 2, words);
+        uint32_t* const at = handover_buffer(p, s, layer, abi::router_logits_at(p.geometry, p.at, p.rows));
+        sync::publish(at + (row * p.geometry.num_experts + expert) / 2, words);
       } else if (kOp == abi::kOpGateUp) {
         if (!is_finisher) return;
         const float inverse_rms = s.rows()->row[row].inverse_rms;
