@@ -10,6 +10,7 @@ from moe_cases import TINY_MOE, biased, kernel_logits, moe_gate, run
 
 from sgl_lowlatency.reference import moe_step, routing
 from sgl_lowlatency.reference.inputs import random_step, random_weights
+from sgl_lowlatency.reference.plan_interpreter import PlanInterpreter
 
 GRID = 6
 FRESH = time.time_ns() % 2**31  # inputs no earlier run has seen; failures print it
@@ -90,6 +91,35 @@ def test_every_pair_is_the_chosen_experts(name, rows):
         assert float(error.max()) < 2e-3, f"pair {int(error.argmax())} of layer {layer}, seed {FRESH}"
 
 
+FIXED = 11  # where two bf16 paths are compared with each other: how far they part, and whether near ties fall alike, is the seed's luck
+
+
+@pytest.mark.parametrize("name", TINY_MOE)
+def test_buffers_follow_the_plan_interpreter(name):
+    """In every layer the kernel's buffers are those of the same plan run in torch, down to which words are written."""
+    geometry = TINY_MOE[name]
+    weights = random_weights(geometry, FIXED)
+    inputs = random_step(geometry, LENGTHS[:5], FIXED)
+    runner = Runner(geometry, weights, (5,), GRID)
+    choices = run(runner, inputs).choices
+    interpreter = PlanInterpreter(runner.plans[5], weights, inputs.clone())
+    interpreter.run()
+    assert torch.equal(interpreter.choices.ids.sort().values, choices[-1].ids.sort().values), "a near tie fell otherwise: take another seed"
+    for layer in range(-1, geometry.num_layers):
+        for buffer in runner.plans[5].buffers:
+            ours, expected = runner.kernel.buffer(buffer.name, 5, layer), interpreter.buffer(buffer.name, layer)
+            where = f"{buffer.name} of layer {layer}, seed {FIXED}"
+            written = expected.contiguous().view(torch.int32) != -1
+            assert torch.equal(ours.contiguous().view(torch.int32) != -1, written), where
+            assert bool(written.all()) == (buffer.edge != "partial") if layer >= 0 else bool(written.any()) == (buffer.edge == "down"), where
+            if not bool(written.any()):
+                continue
+            is_element = written.repeat_interleave(ours.shape[-1] // written.shape[-1], -1)  # two bf16 a word
+            ours, expected = ours.float()[is_element], expected.float()[is_element]
+            error = float((ours - expected).norm() / expected.norm())
+            assert error < (3e-2 if buffer.edge == "partial" and layer > 0 else 1e-2), f"{where} is {error:.1e} off"
+
+
 @pytest.mark.parametrize("name", ["few", "wide"])
 @pytest.mark.parametrize("rows", [2, 5, 8, 16])
 def test_all_rows_on_the_same_experts(name, rows):
@@ -141,6 +171,19 @@ def test_verify_steps_and_captured_layers(name, rows_per_request, prefixes):
     assert report.passed and any(figure.output == "aux[1]" for figure in report.figures), f"seed {FRESH}\n{report}"
 
 
+def test_a_row_of_nan_keeps_to_itself():
+    """Its logits rank, its weights are NaN, and experts that it shares with other rows give those their own bits."""
+    geometry = TINY_MOE["few"]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, LENGTHS[:5], FRESH)
+    inputs.input_ids.copy_(torch.arange(5))
+    expected = Runner(geometry, weights, (5,), GRID).run(inputs)
+    weights.embedding[3] = float("nan")
+    ours = Runner(geometry, weights, (5,), GRID).run(inputs)
+    others = [0, 1, 2, 4]
+    assert bool(ours.hidden[3].isnan().all()) and torch.equal(ours.hidden[others], expected.hidden[others])
+
+
 @pytest.mark.parametrize("name", TINY_MOE)
 def test_padded_rows_are_harmless(name):
     """They choose experts like any row; everybody's numbers pass, and of the pool only padding slot 0 is written for them."""
@@ -174,3 +217,22 @@ def test_widths_share_one_workspace():
         alone = Runner(geometry, weights, (rows,), GRID)
         assert same_bits(shared.run(inputs), alone.run(inputs)), f"rows {rows}, seed {FRESH + turn}"
     assert shared.kernel.executed() == {rows: 2 for rows in ROWS}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: setattr(p, "panel_pairs", 4), "panel_pairs 4 does not hold the 5 pairs that an expert may have"),
+        (lambda p: setattr(p.geometry, "num_experts", 24), "num_experts 24 is not a multiple of 16 up to 384"),
+        (lambda p: setattr(p.geometry, "top_k", 17), r"top_k 17 is outside 1\.\.16"),
+        (lambda p: setattr(p.geometry, "top_k", 3), "moe is not moe_layout of rows, num_experts and top_k"),
+        (lambda p: p.set_op(5, 256, 128, 1), "k_panel 128 is neither all of K nor a multiple of 512"),
+        (lambda p: p.set_op(5, 256, 256, 2), r"ops\[5\].num_tiles 2 is not 1"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(change, message):
+    geometry = TINY_MOE["few"]
+    runner = Runner(geometry, random_weights(geometry, 1), (5,), GRID)
+    change(runner.kernel._params[5])
+    with pytest.raises(ValueError, match=message):
+        runner.run(random_step(geometry, LENGTHS[:5], 1))

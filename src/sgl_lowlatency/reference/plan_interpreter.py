@@ -15,12 +15,14 @@ import torch
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.reference import routing
 from sgl_lowlatency.reference.dense_decode import head_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
 _DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 _HALF_TILE = 8  # gate_up: rows of gate, then as many of up
 _PHASES = ("qkv", "attention", "combine", "out_proj", "gate_up", "down")
+_MOE_PHASES = ("qkv", "attention", "combine", "out_proj", "router", "routing", "expert_gate_up", "expert_down")
 _LOWEST_SCORE = -3.4028235e38  # of an item without tokens
 _LOG2_E = 1.4426950408889634
 
@@ -111,9 +113,9 @@ class PlanInterpreter:
         """The whole step; with stop_after = (layer, phase), ends there and returns None: read buffer()."""
         self.embedding()
         for layer in range(self.geometry.num_layers):
-            for phase in _PHASES:
+            for phase in _MOE_PHASES if self.geometry.is_moe else _PHASES:
                 getattr(self, phase)(layer)
-                if phase == "gate_up":
+                if phase == ("routing" if self.geometry.is_moe else "gate_up"):
                     self.generation(layer + self.plan.clear_ahead).fill_(0xFF)
                 if stop_after == (layer, phase):
                     return None
@@ -143,7 +145,7 @@ class PlanInterpreter:
         if name != "gate_up":
             return torch.arange(tile * abi.TILE_ROWS, (tile + 1) * abi.TILE_ROWS)
         gate = torch.arange(tile * _HALF_TILE, (tile + 1) * _HALF_TILE)
-        return torch.cat((gate, gate + self.geometry.intermediate))
+        return torch.cat((gate, gate + self.geometry.mlp_channels))
 
     def hand_over(self, prefix: str, layer: int, tile: int, x: torch.Tensor, norm_weight: torch.Tensor) -> None:
         """One tile of the residual stream, x bf16 [rows, 16]: itself, scaled for the norm that follows, and its squares."""
@@ -257,6 +259,48 @@ class PlanInterpreter:
         norm_weight = self.weights.final_norm if is_last else self.weights.layers[layer + 1].input_norm
         weight = self.weights.layers[layer].dequantized("down", torch.float32)
         self.add_to_stream(layer, "down", weight, self.buffer("activation", layer), self.buffer("mid_x", layer), norm_weight)
+
+    def router(self, layer: int) -> None:
+        out, inverse_rms = self.buffer("router_logits", layer), self.inverse_rms("mid", layer)
+        for tile, sums in self.tiles("router", self.weights.layers[layer].router.float(), self.buffer("mid_scaled", layer)):
+            out[:, tile * abi.TILE_ROWS : (tile + 1) * abi.TILE_ROWS] = (sums * inverse_rms).bfloat16()
+
+    def routing(self, layer: int) -> None:
+        """pairs: by place (expert, its rows, its first pair)."""
+        g = self.geometry
+        self.choices = routing.choose(self.buffer("router_logits", layer), g.top_k, g.norm_topk_prob)
+        places, first, self.pairs = routing.place(self.choices.ids, g.num_experts), 0, []
+        for expert in places.experts:
+            rows = [row for row in range(self.plan.rows) if places.row_bits[expert] >> row & 1]
+            self.pairs.append((expert, rows, first))
+            first += len(rows)
+
+    def expert_gate_up(self, layer: int) -> None:
+        out, inverse_rms, scaled = self.buffer("activation", layer), self.inverse_rms("mid", layer), self.buffer("mid_scaled", layer).float()
+        tiles = self.plan.op("gate_up").num_tiles
+        for block in range(self.plan.grid):
+            begin, count = abi.even_share(len(self.pairs) * tiles, block, self.plan.grid)
+            for i in range(begin, begin + count):
+                expert, rows, first = self.pairs[i // tiles]
+                weight = self.weights.layers[layer].gate_up[expert].float()[self.tile_rows("gate_up", i % tiles)]
+                gate, up = (scaled[rows] @ weight.T * inverse_rms[rows]).chunk(2, dim=-1)
+                columns = slice(i % tiles * _HALF_TILE, (i % tiles + 1) * _HALF_TILE)
+                out[first : first + len(rows), columns] = (torch.nn.functional.silu(gate) * up).bfloat16()
+
+    def expert_down(self, layer: int) -> None:
+        is_last = layer + 1 == self.geometry.num_layers
+        norm_weight = self.weights.final_norm if is_last else self.weights.layers[layer + 1].input_norm
+        activation, before = self.buffer("activation", layer).float(), self.buffer("mid_x", layer)
+        for begin, count in self.plan.op("down").tiles:
+            for tile in range(begin, begin + count):
+                columns = slice(tile * abi.TILE_ROWS, (tile + 1) * abi.TILE_ROWS)
+                total = torch.zeros(self.plan.rows, abi.TILE_ROWS, device=before.device)
+                for expert, rows, first in self.pairs:
+                    product = activation[first : first + len(rows)] @ self.weights.layers[layer].down[expert, columns].float().T
+                    for row, part in zip(rows, product, strict=True):
+                        rank = self.choices.ids[row].tolist().index(expert)
+                        total[row] += self.choices.weights[row, rank].float() * part
+                self.hand_over("end", layer, tile, (before[:, columns].float() + total).bfloat16(), norm_weight)
 
     def head(self, last: int) -> torch.Tensor:
         """The LM head behind layer `last`: float32 [rows, vocab], rounded to bf16; NaN where no tile is."""

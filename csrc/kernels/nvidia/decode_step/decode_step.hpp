@@ -10,11 +10,13 @@
 //           hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
-//           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request).
+//           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request). kIsMoe: every layer's MLP
+//           half is a router and experts (DESIGN-moe.md), in host emulation.
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
-//           the attention items (cut on the device from the lengths), and behind its first gate_up tiles the layer's upkeep.
+//           the attention items (cut on the device from the lengths), and behind its first gate_up tiles the layer's upkeep. Of a MoE layer,
+//           qkv | attention | out_proj | router | routing, upkeep | gate_up, the block's share of the active experts' tiles | down.
 // Hand-over every word is its own flag (sync/handover.hpp): a phase polls the words it needs and stores its results, no more.
 //           Words are used again kGenerations layers later, cleared and ordered meanwhile (stages/generations.hpp).
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
@@ -32,6 +34,7 @@ using namespace stages;
 
 template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, bool kIsMoe>
 struct DecodeStep {
+  static_assert(!kIsMoe || kElementBytes == 2, "MoE layers are bf16");
   const DecodeStepParams& p;
   const Shared& s;
   RingCursor cursor;
