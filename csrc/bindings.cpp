@@ -163,7 +163,8 @@ void bind_abi(py::module_& m) {
   m.def("stream_layout", &abi::stream_layout, py::arg("geometry"), py::arg("rows"), "The residual stream as it is handed over");
   m.def("handover_layout", &abi::handover_layout, py::arg("geometry"), py::arg("rows"), py::arg("grid"), py::arg("rows_per_request"),
         "One generation of the hand-over buffers");
-  m.def("router_logits_at", &abi::router_logits_at, py::arg("geometry"), py::arg("at"), py::arg("rows"), "A MoE layer's router logits in a generation");
+  m.def("router_logits_at", &abi::router_logits_at, py::arg("geometry"), py::arg("at"), py::arg("rows"),
+        "A MoE layer's router logits in a generation");
   m.def("item_rows", &abi::item_rows, py::arg("geometry"), py::arg("rows_per_request"), "Rows of a request that share an attention item");
   m.def("item_columns", &abi::item_columns, py::arg("geometry"), py::arg("rows_per_request"), "Most columns of one attention item");
   m.def("request_units", &abi::request_units, py::arg("geometry"), py::arg("rows_per_request"), "Attention items of one split of a request");

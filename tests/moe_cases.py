@@ -48,7 +48,9 @@ def biased(geometry: Geometry, weights: DecodeStepWeights, experts_of_token) -> 
         for rank, expert in enumerate(experts_of_token(channel)):
             router[expert, channel] = 1.0 - rank / 16
     layers = [
-        dataclasses.replace(layer, router=router.clone(), post_norm=torch.ones_like(layer.post_norm), down=layer.down * 0.25, out_proj=layer.out_proj * 0.25)
+        dataclasses.replace(
+            layer, router=router.clone(), post_norm=torch.ones_like(layer.post_norm), down=layer.down * 0.25, out_proj=layer.out_proj * 0.25
+        )
         for layer in weights.layers
     ]
     return dataclasses.replace(weights, embedding=embedding, layers=layers)
@@ -83,7 +85,9 @@ def moe_gate(
     """
     lm_head = None if weights.lm_head is None else weights.lm_head[: geometry.vocab]
     standard = [moe_step.standard_step(geometry, weights, step, lm_head, captured, one.choices) for step, one in zip(steps, ours, strict=True)]
-    oracle = [moe_step.decode_step(geometry, weights, step, torch.float64, lm_head, captured, one.choices) for step, one in zip(steps, ours, strict=True)]
+    oracle = [
+        moe_step.decode_step(geometry, weights, step, torch.float64, lm_head, captured, one.choices) for step, one in zip(steps, ours, strict=True)
+    ]
     arms = [[one.outputs for one in arm] for arm in (ours, standard, oracle)]
     report = compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
     logits = [torch.cat([one[:, :rows] for one in arm], 1) for arm in (

@@ -238,8 +238,10 @@ void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t pa
   std::memcpy(&matrix, map, sizeof(matrix));
   const int32_t parts = abi::tile_parts(matrix.num_parts), part_rows = abi::kTileRows / parts, num_rows = matrix.num_rows / matrix.num_parts;
   if ((static_cast<char*>(shared) - block.shared) % abi::kStageAlignment != 0) misuse("load_stage: the stage is not at a multiple of 1024 bytes");
-  if (row < 0 || row + part_rows > num_rows || part < 0 || part % parts != 0 || part >= matrix.num_parts || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
-    misuse("load_stage: row " + std::to_string(row) + ", part " + std::to_string(part) + ", chunk " + std::to_string(chunk) + " is outside the matrix");
+  const bool is_part = part >= 0 && part % parts == 0 && part < matrix.num_parts;
+  if (row < 0 || row + part_rows > num_rows || !is_part || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
+    misuse("load_stage: row " + std::to_string(row) + ", part " + std::to_string(part) +
+           ", chunk " + std::to_string(chunk) + " is outside the matrix");
   }
   issue_copy({nullptr, static_cast<char*>(shared), nullptr, map, row, part, chunk, abi::kStageBytes, 0, 0}, address, "load_stage");
   machine->global.check_constant_range(matrix.weight, static_cast<size_t>(matrix.element_bytes) * matrix.num_rows * matrix.k_extent);

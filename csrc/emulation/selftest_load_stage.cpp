@@ -28,7 +28,8 @@ const Source& source() {
 }
 
 // values: [elements that are not the box's]. The copy of the tile whose first row is `row`, from chunk `chunk` on.
-SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, int32_t misplaced_bytes = 0, int32_t element_bytes = 2, int32_t part = 0) {
+SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, int32_t misplaced_bytes = 0, int32_t element_bytes = 2,
+                 int32_t part = 0) {
   const abi::WeightMap map =
       launch::encode_weight_map_host({source().elements, kMatrixRows, kRowBytes / element_bytes, num_parts, element_bytes});
   double wrong = 0;

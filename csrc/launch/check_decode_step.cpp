@@ -22,7 +22,8 @@ void check_moe(const abi::DecodeStepParams& p, int32_t grid) {
           "top_k " + text(g.top_k) + " is outside 1.." + text(abi::kMaxTopK < g.num_experts ? abi::kMaxTopK : g.num_experts));
   require(p.weights == abi::kWeightsBf16, "MoE layers are bf16, weights is " + text(p.weights));
   // Else some hand over nothing that every block reads (stages/generations.hpp), or fill no stage in a layer (route_rows).
-  require(grid <= g.hidden / abi::kTileRows, "grid " + text(grid) + " leaves blocks without tiles of down: there are " + text(g.hidden / abi::kTileRows));
+  require(grid <= g.hidden / abi::kTileRows,
+          "grid " + text(grid) + " leaves blocks without tiles of down: there are " + text(g.hidden / abi::kTileRows));
   require(p.panel_pairs >= p.rows, "panel_pairs " + text(p.panel_pairs) + " does not hold the " + text(p.rows) + " pairs that an expert may have");
 }
 

@@ -113,7 +113,9 @@ def test_without_a_bug_everything_is_green(name, seed):
     assert races_of(runner) == ([], 0)
 
 
-@pytest.mark.parametrize("bug", [UNWEIGHTED_EXPERT, SHIFTED_ROW_BITS, PLACE_COUNTS_ITSELF], ids=["unweighted", "shifted row bits", "place counts itself"])
+@pytest.mark.parametrize(
+    "bug", [UNWEIGHTED_EXPERT, SHIFTED_ROW_BITS, PLACE_COUNTS_ITSELF], ids=["unweighted", "shifted row bits", "place counts itself"]
+)
 @pytest.mark.parametrize("name", ["many", "raw"])
 def test_wrong_routing_is_found(name, bug):
     """Wrong numbers, or work that does not fit together and ends the launch. Before the first MoE half nothing is blamed."""

@@ -60,8 +60,10 @@ def handover_buffers(geometry: Geometry, rows: int, grid: int, rows_per_request:
     partial = (items, abi.item_columns(g, rows_per_request))
     combine, down = (("combine", 0),), (("down", 0),)
     head, final = ((HEAD_PHASE, 0),) if has_head else (), ((FINAL_PHASE, 0),)
-    routing = ("routing",)
-    router = (buffer("router_logits", "router", "bf16", (rows, g.num_experts), abi.router_logits_at(g, at, rows), "router", tile, (("routing", 0),), routing),) if g.is_moe else ()
+    router = ()
+    if g.is_moe:
+        logits_at = abi.router_logits_at(g, at, rows)
+        router = (buffer("router_logits", "router", "bf16", (rows, g.num_experts), logits_at, "router", tile, (("routing", 0),), ("routing",)),)
     return (
         buffer("qkv", "qkv", "f32", (rows, columns), at.qkv, "qkv", tile, (("attention", 0),)),
         buffer("attention_out", "attention", "bf16", (rows, g.num_q_heads * g.head_dim), at.attention_out, "combine", 0,

@@ -88,7 +88,8 @@ def check_shares(plan: StaticPlan, op: tiles.Op) -> list[str]:
         for block in range(plan.grid):
             begin, count = abi.even_share(total, block, plan.grid)
             if begin != end or not total // plan.grid <= count <= -(-total // plan.grid):
-                return [f"op {op.name}: with {num_active} active experts block {block} takes tiles {begin}..{begin + count} of {total}, {end} are taken"]
+                share = f"block {block} takes tiles {begin}..{begin + count} of {total}, {end} are taken"
+                return [f"op {op.name}: with {num_active} active experts {share}"]
             end += count
         if end != total:
             return [f"op {op.name}: with {num_active} active experts {end} of {total} tiles are taken"]

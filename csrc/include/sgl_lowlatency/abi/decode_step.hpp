@@ -212,7 +212,8 @@ struct SmemLayout {
   int32_t slots;         // [kNumConsumerWarps][2][kWarpTokens] int32: KV slots of the warps' first two batches of the first item
   int32_t scratch;       // [2][kNumConsumerWarps][rows][kScratchPitch] float: cross-warp partial tiles; new_vector in attention
   int32_t accumulators;  // [max_tiles_multi_panel][rows * kTileRows] float; empty when every op has one panel
-  int32_t panel;         // in front of it, up to its begin, a MoE step has its MoeLayout. max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes; or panel_pairs activations of pairs
+  int32_t panel;         // max_panel_bytes: [rows] of panel_row_bytes(k_panel); or attention_panel_bytes; or of panel_pairs pairs, an expert's
+                         // activations. In front of it, up to its begin, a MoE step has its MoeLayout
   int32_t ring;          // [num_stages] of kStageBytes, at a multiple of 1024 (abi/weight_map.hpp)
   int32_t total_bytes;
 };
@@ -296,7 +297,8 @@ SGL_ABI_FUNCTION int32_t router_logits_at(const Geometry& g, const HandoverLayou
 }
 
 // max_tiles_multi_panel: most tiles of one block in an op with several panels. routing_bytes: of MoeLayout, 0 in a dense step.
-SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, int32_t max_tiles_multi_panel, int32_t num_stages, int32_t routing_bytes) {
+SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, int32_t max_tiles_multi_panel, int32_t num_stages,
+                                        int32_t routing_bytes) {
   SmemLayout at{};
   at.barriers = 0;
   at.row_state = at.barriers + ((2 * kMaxStages + 3) * 8 + 127) / 128 * 128;
@@ -314,7 +316,7 @@ SGL_ABI_FUNCTION SmemLayout smem_layout(int32_t rows, int32_t max_panel_bytes, i
 struct DecodeStepParams {
   Geometry geometry;
   OpPlan ops[kNumMatrices];       // the LM head's: no tiles, no head
-  int32_t reserved;               // 0. What follows keeps its place modulo 16 bytes, and with it loads of neighbours at once: dense instances spilled otherwise
+  int32_t reserved;               // 0. What follows keeps its place modulo 16 bytes: dense instances take more registers otherwise, and spill
   int32_t rows;                   // 1..kMaxRows
   int32_t num_stages;             // of the weight ring, 2..kMaxStages
   int32_t max_panel_bytes;        // of any op and of attention

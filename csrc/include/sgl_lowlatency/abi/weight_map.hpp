@@ -13,8 +13,9 @@ constexpr int32_t kStageAlignment = 1024;  // bytes; the swizzle repeats after e
 // Columns of one chunk: 64 of bf16, 128 of FP8.
 SGL_ABI_FUNCTION int32_t chunk_k(int32_t element_bytes) { return kChunkBytes / element_bytes; }
 
-// A row-major matrix [num_rows, k_extent] of elements of 2 bytes (bf16) or 1 (FP8) in num_parts equal parts of rows: one, or an even number. A tile is 16
-// consecutive rows of the only part, or 8 rows of part 2 i and the 8 rows of part 2 i + 1 at the same place: of gate and of up, the same neurons.
+// A row-major matrix [num_rows, k_extent] of elements of 2 bytes (bf16) or 1 (FP8) in num_parts equal parts of rows: one, or an even number. A
+// tile is 16 consecutive rows of the only part, or 8 rows of part 2 i and the 8 rows of part 2 i + 1 at the same place: of gate and of up, the
+// same neurons.
 struct WeightMatrix {
   const void* weight;  // aligned to 16 bytes
   int32_t num_rows;

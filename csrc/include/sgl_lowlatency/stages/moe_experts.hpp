@@ -13,8 +13,8 @@ namespace sgl_lowlatency::stages {
 
 // Waits for the ring's next stage, multiplies it into `product` and frees it. Entry: all lanes of every consumer warp.
 template <int32_t kNTiles, class RowOf>
-SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, WarpTile<kNTiles, 2>& product, int32_t width,
-                               const RowOf& row_of) {
+SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, WarpTile<kNTiles, 2>& product,
+                               int32_t width, const RowOf& row_of) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   if (!dialect::planted(dialect::Planted::kRingNoWait)) {
     sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, layer, cursor.stage, s.full(cursor.stage), cursor.parity);
@@ -90,7 +90,8 @@ SGL_DEVICE void load_pairs(const DecodeStepParams& p, const Shared& s, int32_t l
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   for (int32_t pair = begin + warp; pair < end; pair += abi::kNumConsumerWarps) {
     for (int32_t first = lane; first < num_vecs; first += kBatch * 32) {
-      copy_vectors<2, 1, kBatch>(p, source, static_cast<int64_t>(pair) * (k_extent / 2), 0, 1, first, 32, num_vecs, s.panel() + (pair - begin) * pitch, 0);
+      char* const out = s.panel() + (pair - begin) * pitch;
+      copy_vectors<2, 1, kBatch>(p, source, static_cast<int64_t>(pair) * (k_extent / 2), 0, 1, first, 32, num_vecs, out, 0);
     }
   }
 }
@@ -119,11 +120,12 @@ SGL_UNROLL
   }
 };
 
-// The block's own tiles of `down`: a tile is 16 channels of the stream, summed over all active experts. ops: before and finish of kOpDown, as run_tiles
-// calls them. The experts' activations come in as many panels as it takes; the next panel overwrites the last one behind a barrier.
+// The block's own tiles of `down`: a tile is 16 channels of the stream, summed over all active experts. ops: before and finish of kOpDown, as
+// run_tiles calls them. The experts' activations come in as many panels as it takes; the next panel overwrites the last one behind a barrier.
 // Entry: all consumer threads; panel and scratch are free. Behind the last tile some threads still read scratch, as in run_tiles.
 template <int32_t kNTiles, class Ops>
-SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial, const Ops& ops) {
+SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial,
+                                const Ops& ops) {
   constexpr int32_t kPairs = abi::kTileRows / 2;
   const MoeWork work = moe_work(p, s);
   const abi::TileRange own = s.rows()->tiles[abi::kOpDown];
@@ -156,7 +158,8 @@ SGL_NO_UNROLL
         for (int32_t k = 0; k < k_extent; k += abi::stage_k(2)) {
           multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), k_extent - k), [&](int32_t row) {
             const bool is_row = (row_bits >> row & 1u) != 0;
-            return PanelRow{is_row ? rows + rows_below(row_bits, row) * pitch + (k + warp * abi::chunk_k(2) + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
+            const char* const at = rows + rows_below(row_bits, row) * pitch + (k + warp * abi::chunk_k(2) + lane / 8 * 8) * 2;
+            return PanelRow{is_row ? at : s.zero_row(), is_row ? 64 : 0};
           });
         }
         total.add(product, row_bits, work.pair_weights() + first_pairs[place], lane);

@@ -17,7 +17,8 @@ struct StageFiller {
   int32_t num_ahead = 0;  // stages that are still to be asked for kMaxStagesInFlightAhead at a time
 
   SGL_DEVICE StageFiller(const DecodeStepParams& params, const Shared& shared)
-      : p(params), s(shared), max_in_flight(min_int(abi::kMaxStagesInFlight, p.num_stages)), max_ahead(min_int(abi::kMaxStagesInFlightAhead, p.num_stages)) {}
+      : p(params), s(shared), max_in_flight(min_int(abi::kMaxStagesInFlight, p.num_stages)),
+        max_ahead(min_int(abi::kMaxStagesInFlightAhead, p.num_stages)) {}
 
   SGL_DEVICE void begin_operation() { num_ahead = p.num_stages; }
 

@@ -47,7 +47,8 @@ template <int32_t kWords>
 SGL_DEVICE void route_rows(const DecodeStepParams& p, const Shared& s, int32_t layer) {
   const MoeWork work = moe_work(p, s);
   const Routing r = work.routing();
-  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
+  const int32_t num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
   const sync::Awaited logits = awaited(p, s, layer, abi::router_logits_at(p.geometry, p.at, p.rows), abi::kEdgeRouter);
 SGL_NO_UNROLL
   for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
