@@ -6,15 +6,20 @@
 namespace sgl_lowlatency::emulation {
 namespace {
 
-template <int32_t kHeadDim, bool kIsVerify>
+template <int32_t kHeadDim, bool kIsVerify, int32_t kExpertWords>
 void run_rows(const abi::DecodeStepParams& p) {
-  if (p.rows <= 8) return kernels::decode_step_body<1, kHeadDim, 2, kIsVerify, true>(p);
-  p.rows <= 16 ? kernels::decode_step_body<2, kHeadDim, 2, kIsVerify, true>(p) : kernels::decode_step_body<4, kHeadDim, 2, kIsVerify, true>(p);
+  if (p.rows <= 8) return kernels::decode_step_body<1, kHeadDim, 2, kIsVerify, kExpertWords>(p);
+  if (p.rows <= 16) return kernels::decode_step_body<2, kHeadDim, 2, kIsVerify, kExpertWords>(p);
+  kernels::decode_step_body<4, kHeadDim, 2, kIsVerify, kExpertWords>(p);
 }
 
 template <int32_t kHeadDim>
 void run_head_dim(const abi::DecodeStepParams& p) {
-  p.rows_per_request > 1 ? run_rows<kHeadDim, true>(p) : run_rows<kHeadDim, false>(p);
+  const bool is_verify = p.rows_per_request > 1;
+  if (p.geometry.num_experts <= 32 * abi::kServedExpertWords) {
+    return is_verify ? run_rows<kHeadDim, true, abi::kServedExpertWords>(p) : run_rows<kHeadDim, false, abi::kServedExpertWords>(p);
+  }
+  is_verify ? run_rows<kHeadDim, true, abi::kExpertWords>(p) : run_rows<kHeadDim, false, abi::kExpertWords>(p);
 }
 
 }  // namespace

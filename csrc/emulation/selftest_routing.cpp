@@ -28,7 +28,7 @@ SelftestRun routing_by_consumers(uint64_t seed) {
     for (int32_t i = thread; i < kRows * kExperts; i += stages::kConsumerThreads) logits[i] = logit(i / kExperts, i % kExperts, seed);
     stages::sync_consumers();
     for (int32_t row = warp; row < kRows; row += abi::kNumConsumerWarps) {
-      stages::choose_experts<10>(r, row, kExperts, kTopK, true, [&](int32_t expert) { return logits[row * kExperts + expert]; });
+      stages::choose_experts<10>(r, row, kExperts, kTopK, true, [&](int32_t w) { return logits[row * kExperts + w * 32 + thread % 32]; });
     }
     stages::sync_consumers();
     stages::place_experts<10>(r, kRows, kExperts, kTopK, warp, abi::kNumConsumerWarps);

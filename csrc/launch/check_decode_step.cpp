@@ -24,6 +24,8 @@ void check_moe(const abi::DecodeStepParams& p, int32_t grid) {
   // Else some hand over nothing that every block reads (stages/generations.hpp), or fill no stage in a layer (route_rows).
   require(grid <= g.hidden / abi::kTileRows,
           "grid " + text(grid) + " leaves blocks without tiles of down: there are " + text(g.hidden / abi::kTileRows));
+  require(static_cast<int64_t>(g.num_experts) * p.ops[abi::kOpGateUp].num_tiles * grid <= UINT32_MAX,
+          text(g.num_experts) + " experts of " + text(p.ops[abi::kOpGateUp].num_tiles) + " tiles on " + text(grid) + " blocks: even_share overflows");
   require(p.panel_pairs >= p.rows, "panel_pairs " + text(p.panel_pairs) + " does not hold the " + text(p.rows) + " pairs that an expert may have");
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/nvidia/decode_step/decode_step.cuh"
+#include "launch/decode_step_kernel.hpp"
 
 namespace sgl_lowlatency::launch {
 namespace {
@@ -17,28 +18,28 @@ void check(cudaError_t error, const char* call) {
   throw std::runtime_error(std::string("decode_step: ") + call + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-using Kernel = void (*)(abi::DecodeStepParams);
-
 template <int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify>
-Kernel select_tiles(const abi::DecodeStepParams& p) {
+DecodeStepKernel select_tiles(const abi::DecodeStepParams& p) {
   if (p.rows <= 8) return kernels::decode_step<1, kHeadDim, kElementBytes, kIsVerify>;
   return p.rows <= 16 ? kernels::decode_step<2, kHeadDim, kElementBytes, kIsVerify> : kernels::decode_step<4, kHeadDim, kElementBytes, kIsVerify>;
 }
 
 template <int32_t kHeadDim>
-Kernel select_format(const abi::DecodeStepParams& p) {
+DecodeStepKernel select_format(const abi::DecodeStepParams& p) {
   const bool is_verify = p.rows_per_request > 1;
   if (p.weights == abi::kWeightsBf16) return is_verify ? select_tiles<kHeadDim, 2, true>(p) : select_tiles<kHeadDim, 2, false>(p);
   return is_verify ? select_tiles<kHeadDim, 1, true>(p) : select_tiles<kHeadDim, 1, false>(p);
 }
 
-Kernel select_kernel(const abi::DecodeStepParams& p) { return p.geometry.head_dim == 64 ? select_format<64>(p) : select_format<128>(p); }
+DecodeStepKernel select_kernel(const abi::DecodeStepParams& p) {
+  if (p.geometry.num_experts > 0) return select_moe_kernel(p);
+  return p.geometry.head_dim == 64 ? select_format<64>(p) : select_format<128>(p);
+}
 
 // The kernel with its shared-memory limit raised, and the bytes it needs.
-Kernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {
-  if (p.geometry.num_experts > 0) throw std::invalid_argument("decode_step: MoE layers run in host emulation only");
+DecodeStepKernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {
   shared_bytes = p.shared.total_bytes;
-  const Kernel kernel = select_kernel(p);
+  const DecodeStepKernel kernel = select_kernel(p);
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute(shared memory)");
   return kernel;
@@ -49,7 +50,7 @@ Kernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {
 void decode_step_cuda(const abi::DecodeStepParams& params, int32_t grid, uintptr_t stream) {
   check_decode_step(params, grid);
   int32_t shared_bytes = 0;
-  const Kernel kernel = prepare(params, shared_bytes);
+  const DecodeStepKernel kernel = prepare(params, shared_bytes);
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;  // the launch fails rather than hangs when the blocks do not fit at once
   cooperative.val.cooperative = 1;
@@ -65,7 +66,7 @@ void decode_step_cuda(const abi::DecodeStepParams& params, int32_t grid, uintptr
 
 int32_t decode_step_max_blocks(const abi::DecodeStepParams& params) {
   int32_t shared_bytes = 0, per_sm = 0, device = 0, num_sms = 0;
-  const Kernel kernel = prepare(params, shared_bytes);
+  const DecodeStepKernel kernel = prepare(params, shared_bytes);
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, reinterpret_cast<const void*>(kernel), abi::kNumThreads,

@@ -57,8 +57,6 @@ class DecodeStep:
         emulation: EmulationOptions | None = None,
     ):
         device = kernel_device(device)
-        if device.type == "cuda" and geometry.is_moe:
-            raise ValueError(f"MoE layers (num_experts {geometry.num_experts}) run in host emulation only")
         if not deadline_s > 0:
             raise ValueError(f"deadline_s {deadline_s} is not positive")
         if not plans:

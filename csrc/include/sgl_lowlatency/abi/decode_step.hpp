@@ -135,9 +135,11 @@ struct TileRange {
 };
 
 // A block's share of `total` tiles whose number is known on the device only: floor or ceil of the mean, contiguous, all of them once.
+// total * grid < 2^32 (check_moe): divisions of 64 bits are calls.
 SGL_ABI_FUNCTION TileRange even_share(int32_t total, int32_t block, int32_t grid) {
-  const int32_t begin = static_cast<int32_t>(static_cast<int64_t>(total) * block / grid);
-  return {begin, static_cast<int32_t>(static_cast<int64_t>(total) * (block + 1) / grid) - begin};
+  const uint32_t tiles = static_cast<uint32_t>(total), blocks = static_cast<uint32_t>(grid), number = static_cast<uint32_t>(block);
+  const int32_t begin = static_cast<int32_t>(tiles * number / blocks);
+  return {begin, static_cast<int32_t>(tiles * (number + 1) / blocks) - begin};
 }
 
 // Why a kernel ended itself.

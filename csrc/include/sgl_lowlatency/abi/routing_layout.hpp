@@ -9,6 +9,7 @@ namespace sgl_lowlatency::abi {
 constexpr int32_t kMaxExperts = 384;
 constexpr int32_t kMaxTopK = 32;                        // choices of a row: a lane holds one
 constexpr int32_t kExpertWords = kMaxExperts / 32;      // a set of experts: expert e is bit e % 32 of word e / 32
+constexpr int32_t kServedExpertWords = 4;               // of the instances of decode_step on CUDA: 128 experts
 constexpr int32_t kChosenPitch = kExpertWords + 1;      // words from one row's set to the next: one word of 32 rows meets no bank twice
 
 // The set of experts that at least one row has chosen.

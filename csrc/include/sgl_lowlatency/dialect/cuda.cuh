@@ -212,6 +212,7 @@ SGL_DEVICE uint32_t float_to_bits(float x) { return __float_as_uint(x); }
 SGL_DEVICE int32_t popcount(uint32_t x) { return __popc(x); }
 SGL_DEVICE float exp2(float x) { return exp2f(x); }
 SGL_DEVICE float rsqrt(float x) { return rsqrtf(x); }
+SGL_DEVICE float divide(float a, float b) { return __fdividef(a, b); }
 SGL_DEVICE uint64_t timer_ns() {
   uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");

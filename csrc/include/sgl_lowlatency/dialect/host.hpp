@@ -191,6 +191,7 @@ SGL_DEVICE bf16 to_bf16(float value) {
 SGL_DEVICE int32_t popcount(uint32_t value) { return __builtin_popcount(value); }
 SGL_DEVICE float exp2(float value) { return ::exp2f(value); }
 SGL_DEVICE float rsqrt(float value) { return 1.0f / ::sqrtf(value); }
+SGL_DEVICE float divide(float a, float b) { return a / b; }
 
 // One launch at a time: the previous one is over, and the next one comes when this one is.
 SGL_DEVICE void await_previous_launch() {}

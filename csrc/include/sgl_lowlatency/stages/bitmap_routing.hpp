@@ -49,7 +49,8 @@ SGL_DEVICE void keep_choices(const Routing& r, int32_t row, int32_t top_k, int32
 }
 
 // Row `row` chooses top_k of num_experts <= 32 kWords experts: by logit, descending, equal ones by id, ascending. Weights are softmax
-// probabilities over all experts. logit(expert): fp32, called once an expert. Lane l of the warp has the experts l, l + 32, ...
+// probabilities over all experts. Lane l of the warp has the experts l, l + 32, ..; logit(w): fp32, of the lane's expert w * 32 + l, called once for
+// each that there is, w a constant (an index into the caller's registers).
 // Entry: all lanes of the row's warp.
 template <int32_t kWords, class Logit>
 SGL_DEVICE void choose_experts(const Routing& r, int32_t row, int32_t num_experts, int32_t top_k, bool renormalizes, const Logit& logit) {
@@ -59,8 +60,7 @@ SGL_DEVICE void choose_experts(const Routing& r, int32_t row, int32_t num_expert
   uint32_t key[kWords], largest = 0;
 SGL_UNROLL
   for (int32_t w = 0; w < kWords; ++w) {
-    const int32_t expert = w * 32 + lane;
-    score[w] = expert < num_experts ? logit(expert) : 0.0f;
+    score[w] = w * 32 + lane < num_experts ? logit(w) : 0.0f;
   }
 SGL_UNROLL
   for (int32_t w = 0; w < kWords; ++w) {
@@ -102,10 +102,10 @@ SGL_UNROLL
 SGL_UNROLL
     for (int32_t w = 0; w < kWords; ++w) key[w] = winner - lane == static_cast<uint32_t>(w * 32) ? 0u : key[w];
   }
-  weight = weight / sum;
+  weight = dialect::divide(weight, sum);
   if (renormalizes) {
     const float total = warp_sum(weight);
-    if (total > 0.0f) weight = weight / total;
+    if (total > 0.0f) weight = dialect::divide(weight, total);
   }
   keep_choices(r, row, top_k, id, weight, word);
 }

@@ -49,13 +49,11 @@ SGL_DEVICE void run_expert_gate_up(const DecodeStepParams& p, const Shared& s, i
   constexpr int32_t kHalf = abi::kTileRows / 2, kPairs = kHalf / 2;
   const MoeWork work = moe_work(p, s);
   const abi::OpPlan& op = p.ops[abi::kOpGateUp];
-  const abi::TileRange own = gate_up_share(p, work.num_active());
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32, pitch = abi::panel_row_bytes(op.k_panel);
   const int32_t m = thread % kPairs * 2, n = thread / kPairs;
 SGL_NO_UNROLL
-  for (int32_t i = own.begin; i < own.begin + own.count; ++i) {
-    const int32_t place = i / op.num_tiles;
-    const uint32_t row_bits = work.routing().row_bits()[work.expert(place)];
+  for (GateUpShare own(p, work.num_active()); own.left > 0; own.advance(op.num_tiles)) {
+    const uint32_t row_bits = work.routing().row_bits()[work.expert(own.place)];
     WarpTile<kNTiles, 2> product;
 SGL_NO_UNROLL
     for (int32_t k = 0; k < op.k_extent; k += abi::stage_k(2)) {
@@ -76,7 +74,7 @@ SGL_NO_UNROLL
 SGL_UNROLL
     for (int32_t j = 0; j < 2; ++j) out[j] = swiglu(gate[j] * inverse_rms, up[j] * inverse_rms);
     uint32_t words[1] = {pack_bf16(out[0], out[1])};
-    const int32_t pair = work.first_pairs()[place] + rows_below(row_bits, n), neuron = i % op.num_tiles * kHalf + m;
+    const int32_t pair = work.first_pairs()[own.place] + rows_below(row_bits, n), neuron = own.tile * kHalf + m;
     sync::publish(handover_buffer(p, s, layer, p.at.activation) + (static_cast<int64_t>(pair) * p.geometry.moe_intermediate + neuron) / 2, words);
   }
 }

@@ -57,10 +57,27 @@ struct StageFiller {
   }
 };
 
-// Tiles of gate_up that the block has in a layer of num_active experts: tile i is tile i % num_tiles of the expert at place i / num_tiles.
-SGL_DEVICE abi::TileRange gate_up_share(const DecodeStepParams& p, int32_t num_active) {
-  return abi::even_share(num_active * p.ops[abi::kOpGateUp].num_tiles, dialect::block_idx(), dialect::grid_dim());
-}
+// The tiles of gate_up that the block has in a layer of num_active experts, one after the other: `left` of them from tile `tile` of the expert at
+// place `place` on. Over all experts, tile i is tile i % num_tiles of the expert at place i / num_tiles.
+struct GateUpShare {
+  int32_t place;
+  int32_t tile;
+  int32_t left;
+  SGL_DEVICE GateUpShare(const DecodeStepParams& p, int32_t num_active) {
+    const int32_t num_tiles = p.ops[abi::kOpGateUp].num_tiles;
+    const abi::TileRange own = abi::even_share(num_active * num_tiles, dialect::block_idx(), dialect::grid_dim());
+    place = own.begin / num_tiles;
+    tile = own.begin % num_tiles;
+    left = own.count;
+  }
+  SGL_DEVICE void advance(int32_t num_tiles) {
+    --left;
+    if (++tile == num_tiles) {
+      tile = 0;
+      ++place;
+    }
+  }
+};
 
 // Entry: all lanes of the producer warp; one of them does the work. bf16.
 // It waits for its own block's consumers, which by then need no stage beyond those that are filled: of the router, and of what comes before.
@@ -83,10 +100,10 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
       sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, layer, 0, s.routed(), static_cast<uint32_t>(layer) & 1u);
     }
     const int32_t num_active = work.num_active();
-    const abi::TileRange own = gate_up_share(p, num_active), columns = s.rows()->tiles[abi::kOpDown];
+    const abi::TileRange columns = s.rows()->tiles[abi::kOpDown];
     ring.begin_operation();
-    for (int32_t i = own.begin; i < own.begin + own.count; ++i) {
-      const int32_t expert = work.expert(i / gate_up.num_tiles), row = i % gate_up.num_tiles * (abi::kTileRows / 2);
+    for (GateUpShare own(p, num_active); own.left > 0; own.advance(gate_up.num_tiles)) {
+      const int32_t expert = work.expert(own.place), row = own.tile * (abi::kTileRows / 2);
       for (int32_t k = 0; k < gate_up.k_extent; k += kStageK) ring.fill(layer, gate_up_map, row, 2 * expert, k / kChunkK);
     }
     ring.begin_operation();

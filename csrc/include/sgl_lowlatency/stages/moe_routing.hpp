@@ -73,9 +73,8 @@ SGL_UNROLL
           return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
         },
         [] { return abi::kUnwritten; });
-    choose_experts<kWords>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t expert) {
-      const uint32_t pair = pairs[expert / 32];
-      return lane % 2 == 0 ? low_float(pair) : high_float(pair);
+    choose_experts<kWords>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
+      return lane % 2 == 0 ? low_float(pairs[w]) : high_float(pairs[w]);
     });
   }
   sync_consumers();  // the choices of all rows
@@ -87,9 +86,9 @@ SGL_UNROLL
   if (warp == 0) count_pairs(work);
   sync_consumers();  // first_pairs
 SGL_NO_UNROLL
-  for (int32_t i = thread; i < p.rows * top_k; i += kConsumerThreads) {
-    const int32_t row = i / top_k;
-    work.pair_weights()[work.first_pairs()[r.places()[i]] + rows_below(r.row_bits()[r.ids()[i]], row)] = r.weights()[i];
+  for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
+    const int32_t i = row * top_k + lane;
+    if (lane < top_k) work.pair_weights()[work.first_pairs()[r.places()[i]] + rows_below(r.row_bits()[r.ids()[i]], row)] = r.weights()[i];
   }
   sync_consumers();  // pair_weights
 }

@@ -26,7 +26,7 @@ SGL_DEVICE void bitmap_routing_body(const abi::BitmapRoutingParams& p) {
   dialect::await_previous_launch();
   dialect::allow_next_launch();
   const Routing r{p.at, dialect::shared_base()};
-  const int32_t warp = dialect::thread_idx() / 32, num_warps = abi::routing_warps(p.rows);
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, num_warps = abi::routing_warps(p.rows);
   const int32_t num_live = p.num_live_rows == nullptr ? p.rows : dialect::load_plain(p.num_live_rows);
 SGL_NO_UNROLL
   for (int32_t row = warp; row < p.rows; row += num_warps) {
@@ -35,7 +35,7 @@ SGL_NO_UNROLL
                    {p.fault, p.rank, 0}, 0);
     } else if (row < num_live) {
       const Logit* const logits = static_cast<const Logit*>(p.logits) + static_cast<int64_t>(row) * p.logits_stride;
-      choose_experts<kWords>(r, row, p.num_experts, p.top_k, p.renormalizes != 0, [&](int32_t expert) { return logit_at(logits, expert); });
+      choose_experts<kWords>(r, row, p.num_experts, p.top_k, p.renormalizes != 0, [&](int32_t w) { return logit_at(logits, w * 32 + lane); });
     } else {
       keep_choices(r, row, p.top_k, -1, 0.0f, 0u);
     }

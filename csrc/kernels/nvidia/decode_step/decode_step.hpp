@@ -10,8 +10,8 @@
 //           hand to each other lies in abi::HandoverLayout.
 // Grid      the plan's number of blocks, at most one an SM (all run at once), kNumThreads threads each; all
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
-//           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request). kIsMoe: every layer's MLP
-//           half is a router and experts (DESIGN-moe.md), in host emulation.
+//           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request). kExpertWords: 0
+//           for dense layers; else every layer's MLP half is a router and up to 32 kExpertWords experts (DESIGN-moe.md).
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
@@ -32,9 +32,9 @@ namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, bool kIsMoe>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords>
 struct DecodeStep {
-  static_assert(!kIsMoe || kElementBytes == 2, "MoE layers are bf16");
+  static_assert(kExpertWords == 0 || kElementBytes == 2, "MoE layers are bf16");
   const DecodeStepParams& p;
   const Shared& s;
   RingCursor cursor;
@@ -142,16 +142,9 @@ SGL_UNROLL
   // Entry: all consumer threads.
   SGL_DEVICE void run_experts(int32_t layer) {
     const Ops ops{*this, layer};
-    if (s.rows()->tiles[abi::kOpRouter].count > 0) {
-      run_tiles<kNTiles, 2, abi::kOpRouter, true>(p, s, layer, s.rows()->tiles[abi::kOpRouter], cursor, partial, ops);
-    } else {
-      ops.template load<abi::kOpRouter>(0, p.ops[abi::kOpRouter].k_extent);
-    }
-    if (p.geometry.num_experts <= 128) {
-      route_rows<4>(p, s, layer);
-    } else {
-      route_rows<abi::kExpertWords>(p, s, layer);
-    }
+    // A block without tiles of the router loads the panel all the same.
+    run_tiles<kNTiles, 2, abi::kOpRouter, true>(p, s, layer, s.rows()->tiles[abi::kOpRouter], cursor, partial, ops);
+    route_rows<kExpertWords>(p, s, layer);
     begin_upkeep<2>(p, s, layer);
     finish_upkeep(p, s, layer);
     run_expert_gate_up<kNTiles>(p, s, layer, cursor, partial);
@@ -184,7 +177,7 @@ SGL_UNROLL
       run_op<abi::kOpQkv>(layer);
       run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
       run_op<abi::kOpOutProj>(layer);
-      if constexpr (kIsMoe) {
+      if constexpr (kExpertWords > 0) {
         run_experts(layer);
       } else {
         run_op<abi::kOpGateUp>(layer);
@@ -202,7 +195,7 @@ SGL_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, bool kIsMoe = false>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords = 0>
 SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   const Shared s{p.shared};
   const int32_t thread = dialect::thread_idx();
@@ -213,7 +206,7 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
       dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
     }
     for (uint32_t half = 0; half < 2; ++half) dialect::mbarrier_init(s.partials(half), abi::kNumConsumerWarps);
-    if constexpr (kIsMoe) dialect::mbarrier_init(s.routed(), 1);
+    if constexpr (kExpertWords > 0) dialect::mbarrier_init(s.routed(), 1);
     dialect::mbarrier_init_fence();
   }
   if (thread >= 64 && thread < 64 + abi::kGenerations) s.rows()->used_bytes[thread - 64] = dialect::load_plain(p.sync->used_bytes + thread - 64);
@@ -227,13 +220,13 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   dialect::sync_block();
   if (thread == 0) keep_items<kIsVerify>(p, s);
   if (thread >= kConsumerThreads) {
-    if constexpr (kIsMoe) {
+    if constexpr (kExpertWords > 0) {
       produce_moe_weights(p, s, thread % 32);
     } else {
       produce_weights<kElementBytes>(p, s, thread % 32);
     }
   } else {
-    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify, kIsMoe>(p, s).run();
+    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify, kExpertWords>(p, s).run();
   }
 }
 

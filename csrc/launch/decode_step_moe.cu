@@ -1,0 +1,33 @@
+// CUDA instances of decode_step with MoE layers: heads of 128, up to 16 rows, up to 128 experts.
+#include <stdexcept>
+#include <string>
+
+#include "kernels/nvidia/decode_step/decode_step.cuh"
+#include "launch/decode_step_kernel.hpp"
+
+namespace sgl_lowlatency::launch {
+namespace {
+
+constexpr int32_t kHeadDim = 128, kMaxMoeRows = 16, kMaxMoeExperts = 32 * abi::kServedExpertWords;
+
+void require(bool is_met, const char* name, int32_t value, const std::string& wanted) {
+  if (is_met) return;
+  throw std::invalid_argument(std::string("decode_step: ") + name + " " + std::to_string(value) + " of MoE layers is not " + wanted + " on CUDA");
+}
+
+template <bool kIsVerify>
+DecodeStepKernel select_tiles(const abi::DecodeStepParams& p) {
+  return p.rows <= 8 ? kernels::decode_step<1, kHeadDim, 2, kIsVerify, abi::kServedExpertWords>
+                     : kernels::decode_step<2, kHeadDim, 2, kIsVerify, abi::kServedExpertWords>;
+}
+
+}  // namespace
+
+DecodeStepKernel select_moe_kernel(const abi::DecodeStepParams& p) {
+  require(p.geometry.head_dim == kHeadDim, "head_dim", p.geometry.head_dim, std::to_string(kHeadDim));
+  require(p.rows <= kMaxMoeRows, "rows", p.rows, "1.." + std::to_string(kMaxMoeRows));
+  require(p.geometry.num_experts <= kMaxMoeExperts, "num_experts", p.geometry.num_experts, "up to " + std::to_string(kMaxMoeExperts));
+  return p.rows_per_request > 1 ? select_tiles<true>(p) : select_tiles<false>(p);
+}
+
+}  // namespace sgl_lowlatency::launch
