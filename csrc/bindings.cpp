@@ -206,7 +206,7 @@ void bind_abi(py::module_& m) {
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DecodeStepParams::name)
   SGL_POINTER(layers); SGL_POINTER(scales); SGL_POINTER(maps); SGL_POINTER(kv); SGL_POINTER(tiles); SGL_POINTER(embedding); SGL_POINTER(final_norm); SGL_POINTER(cos_sin);
   SGL_POINTER(input_ids); SGL_POINTER(positions); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(out_cache_loc);
-  SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out); SGL_POINTER(aux_out); SGL_POINTER(logits);
+  SGL_POINTER(req_to_token); SGL_POINTER(handover); SGL_POINTER(hidden_out); SGL_POINTER(aux_out); SGL_POINTER(logits); SGL_POINTER(routed_ids); SGL_POINTER(routed_logits);
   SGL_POINTER(sync); SGL_POINTER(fault); SGL_POINTER(executed_mirror);
 #undef SGL_POINTER
   m.def("pack_layer_weights", &pack_table<abi::LayerWeights, int64_t, 6>,

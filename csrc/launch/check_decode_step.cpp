@@ -105,6 +105,8 @@ void check_decode_step(const abi::DecodeStepParams& p, int32_t grid) {
   require(p.aux_columns >= 0 && p.aux_columns % g.hidden == 0 && p.aux_columns / g.hidden <= g.num_layers,
           "aux_columns " + text(p.aux_columns) + " are not those of 0.." + text(g.num_layers) + " layers of " + text(g.hidden));
   require((p.aux_out != nullptr) == (p.aux_columns > 0), "aux_out is there where layers are captured, and null elsewhere");
+  require((p.routed_ids != nullptr) == (p.routed_logits != nullptr), "routed_ids and routed_logits are there together");
+  require(p.routed_ids == nullptr || is_moe, "routed_ids are asked for, and the layers are dense");
   require((p.scales != nullptr) == is_fp8, "scales are there for FP8 weights, and null for bf16");
   const void* const pointers[] = {
       p.layers, p.maps, p.kv, p.tiles, p.embedding, p.final_norm, p.cos_sin,

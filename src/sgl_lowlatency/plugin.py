@@ -14,6 +14,7 @@ NVIDIA_SPECS = {
     "LlamaForCausalLM": "sgl_lowlatency.specs.nvidia.dense:LLAMA_SPEC",
     "Qwen2ForCausalLM": "sgl_lowlatency.specs.nvidia.dense:QWEN2_SPEC",
     "Qwen3ForCausalLM": "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC",
+    "Qwen3MoeForCausalLM": "sgl_lowlatency.specs.nvidia.qwen3_moe:QWEN3_MOE_SPEC",
 }
 
 

@@ -25,10 +25,10 @@ from sgl_lowlatency.runtime.nvidia_step import NvidiaStep
 logger = logging.getLogger(__name__)
 
 
-def build_dense(
+def build_step(
     model: torch.nn.Module, hf_config: Any, ctx: BuildContext, *, tolerances: Mapping[str, float], head_reasons: Sequence[str] = ()
 ) -> NvidiaStep | DraftStep:
-    """Builds the decode step of a loaded dense model; the `build` of its MegakernelSpec, which names the tolerances.
+    """Builds the decode step of a loaded model; the `build` of its MegakernelSpec, which names the tolerances.
 
     head_reasons: why the step ends at the final norm; without any, with the LM head.
 

@@ -24,8 +24,7 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry, has_head: bool =
             k_norm=optional(getattr(layer.self_attn, "k_norm", None), "weight"),
             **matrix("out_proj", layer.self_attn.o_proj),
             post_norm=layer.post_attention_layernorm.weight.detach(),
-            **matrix("gate_up", layer.mlp.gate_up_proj),
-            **matrix("down", layer.mlp.down_proj),
+            **mlp_tensors(layer.mlp, geometry),
         )
         for layer in inner.layers
     ]
@@ -37,6 +36,14 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry, has_head: bool =
         layers=layers,
         lm_head=model.lm_head.weight.detach() if has_head else None,
     )
+
+
+def mlp_tensors(mlp: torch.nn.Module, geometry: Geometry) -> dict[str, torch.Tensor]:
+    """LayerTensors' fields of a layer's MLP: its two matrices, or the router and SGLang's fused matrices of all experts."""
+    if not geometry.is_moe:
+        return {**matrix("gate_up", mlp.gate_up_proj), **matrix("down", mlp.down_proj)}
+    experts = mlp.experts
+    return {"router": mlp.gate.weight.detach(), "gate_up": experts.w13_weight.detach(), "down": experts.w2_weight.detach()}
 
 
 def matrix(name: str, linear: torch.nn.Module) -> dict[str, torch.Tensor]:

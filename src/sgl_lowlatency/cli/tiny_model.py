@@ -1,4 +1,4 @@
-"""A tiny checkpoint of a dense family made on the spot: real-scale random weights, a byte-level tokenizer, nothing downloaded.
+"""A tiny checkpoint of a family made on the spot: real-scale random weights, a byte-level tokenizer, nothing downloaded.
 
 Weights are drawn so that every part of a step matters to its logits: projections keep unit variance, norm weights differ
 from 1 and from each other, and attention scores spread over several units. (`--load-format dummy` draws weights so small
@@ -50,6 +50,16 @@ class TinyModel:
     rope_theta: float = 1_000_000.0
 
 
+@dataclass(frozen=True)
+class TinyMoeModel(TinyModel):
+    """Sizes of a MoE family's checkpoint; intermediate_size is no layer's."""
+
+    num_experts: int = 32
+    num_experts_per_tok: int = 4
+    moe_intermediate_size: int = 128
+    norm_topk_prob: bool = True
+
+
 # The quantization_config of FP8 checkpoints: Qwen3-8B-FP8's, with scales of blocks, and of checkpoints with a scale a matrix.
 FP8_CONFIGS = {
     "fp8_block": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
@@ -58,19 +68,20 @@ FP8_CONFIGS = {
 
 
 def make_tiny_model(
-    directory: Path, sizes: TinyModel = TinyModel(), seed: int = 0, family: Family = QWEN3, weights: str = "bf16"
+    directory: Path, sizes: TinyModel | None = None, seed: int = 0, family: Family = QWEN3, weights: str = "bf16"
 ) -> None:
     """Writes config.json, model.safetensors and the tokenizer files into `directory`, which is created.
 
-    weights: of the projections, "bf16" or a name in FP8_CONFIGS; everything else is bf16.
+    sizes: the family's default ones without any; of a MoE family, a TinyMoeModel. weights: of the projections, "bf16" or a name in FP8_CONFIGS; everything else is bf16.
     """
     from safetensors.torch import save_file
 
+    sizes = sizes or (TinyMoeModel() if family.is_moe else TinyModel())
     directory.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(directory, sizes)
     config = {
         "architectures": [family.architecture],
-        "model_type": family.architecture.removesuffix("ForCausalLM").lower(),
+        "model_type": family.architecture.removesuffix("ForCausalLM").lower().replace("moe", "_moe"),
         "attention_bias": False,
         "attention_dropout": 0.0,
         "hidden_act": "silu",
@@ -126,9 +137,14 @@ def _tensors(sizes: TinyModel, seed: int, family: Family) -> Iterator[tuple[str,
                 yield at + f"self_attn.{name}_proj.bias", (0.5 * torch.randn(rows, generator=generator)).to(torch.bfloat16)
         yield at + "self_attn.o_proj.weight", matrix(hidden, q_rows)
         yield at + "post_attention_layernorm.weight", norm(hidden, 1.0)
-        yield at + "mlp.gate_proj.weight", matrix(inner, hidden)
-        yield at + "mlp.up_proj.weight", matrix(inner, hidden)
-        yield at + "mlp.down_proj.weight", matrix(hidden, inner, gain=2.0)
+        mlps = ["mlp"]
+        if isinstance(sizes, TinyMoeModel):
+            yield at + "mlp.gate.weight", matrix(sizes.num_experts, hidden, gain=2.0)
+            mlps, inner = [f"mlp.experts.{expert}" for expert in range(sizes.num_experts)], sizes.moe_intermediate_size
+        for mlp in mlps:
+            yield at + f"{mlp}.gate_proj.weight", matrix(inner, hidden)
+            yield at + f"{mlp}.up_proj.weight", matrix(inner, hidden)
+            yield at + f"{mlp}.down_proj.weight", matrix(hidden, inner, gain=2.0)
     yield "model.norm.weight", norm(hidden, 1.0)
     if not sizes.tie_word_embeddings:
         yield "lm_head.weight", matrix(sizes.vocab_size, hidden, gain=3.0)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
+from sgl_lowlatency.guard import moe
 from sgl_lowlatency.guard.quantization import FP8, element_bytes, emulation_reasons, quantization_reasons
 from sgl_lowlatency.kernels.geometry import Geometry
 
@@ -98,9 +99,9 @@ _SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 )
 
 
-def _server_argument_reasons(cfg: Any) -> list[str]:
+def _server_argument_reasons(cfg: Any, arguments: tuple[tuple[str, tuple, str], ...] = _SERVER_ARGUMENTS) -> list[str]:
     reasons = []
-    for name, served, why in _SERVER_ARGUMENTS:
+    for name, served, why in arguments:
         value = getattr(cfg, name, _ABSENT)
         if value is _ABSENT:
             reasons.append(f"this SGLang has no server argument {name!r} to check; {TESTED_SGLANG} is the tested release")
@@ -128,6 +129,12 @@ def _device_reasons(cfg: Any, emulate: bool) -> list[str]:
     return [f"--device {cfg.device!r} is not {wanted!r}: SGL_LOWLATENCY_EMULATE={mode}"]
 
 
+def _moe_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
+    if not getattr(hf_config, "num_experts", None):
+        return []
+    return _server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config, emulate=emulate)
+
+
 def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
     """Every reason this configuration cannot be served; [] when it can.
 
@@ -139,5 +146,6 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
         lambda: _backend_reasons(cfg),
         lambda: _device_reasons(cfg, emulate),
         lambda: emulation_reasons(cfg, hf_config) if emulate else [],
+        lambda: _moe_reasons(cfg, hf_config, emulate),
     )
     return [reason for check in checks for reason in check()]

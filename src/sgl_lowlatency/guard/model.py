@@ -11,6 +11,7 @@ from typing import Any
 from sgl_lowlatency.guard.config import geometry_reasons
 from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.linear import linear_reasons, tensor_reasons, weight_format
+from sgl_lowlatency.guard.moe import moe_reasons
 from sgl_lowlatency.kernels.geometry import Geometry
 
 # Classes whose rotation is the plain neox one over a cos/sin table; guard.config.ROPE_TYPES names their rope types.
@@ -66,7 +67,7 @@ def _head_norm_reasons(attention: Any, geometry: Geometry, family: Family) -> It
 
 
 def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str) -> Iterator[str]:
-    g, attention, mlp = geometry, layer.self_attn, layer.mlp
+    g, attention = geometry, layer.self_attn
     qkv_rows = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
     yield from _norm_reasons("input_layernorm", layer.input_layernorm, g.hidden, g.rms_eps)
     yield from linear_reasons("qkv_proj", attention.qkv_proj, (qkv_rows, g.hidden), expected, has_bias=family.has_qkv_bias)
@@ -75,8 +76,11 @@ def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str
     yield from _attention_reasons(attention.attn, g)
     yield from linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim), expected)
     yield from _norm_reasons("post_attention_layernorm", layer.post_attention_layernorm, g.hidden, g.rms_eps)
-    yield from linear_reasons("gate_up_proj", mlp.gate_up_proj, (2 * g.intermediate, g.hidden), expected)
-    yield from linear_reasons("down_proj", mlp.down_proj, (g.hidden, g.intermediate), expected)
+    if family.is_moe:
+        yield from moe_reasons(layer.mlp, g)
+        return
+    yield from linear_reasons("gate_up_proj", layer.mlp.gate_up_proj, (2 * g.intermediate, g.hidden), expected)
+    yield from linear_reasons("down_proj", layer.mlp.down_proj, (g.hidden, g.intermediate), expected)
 
 
 def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels import abi
-from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors, require_tensor, require_weights
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors, RoutingRecord, require_tensor, require_weights
 from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, HostWords, kernel_device
@@ -155,12 +155,13 @@ class DecodeStep:
         lengths_are_prefix: bool = False,
         aux_out: torch.Tensor | None = None,
         logits: torch.Tensor | None = None,
+        routing: RoutingRecord | None = None,
     ) -> None:
         """Runs one step. Inputs int64 on the device; writes hidden_out [rows, hidden] bf16 and the new tokens' KV rows, and where layers
         are captured aux_out [rows, captured layers * hidden] bf16, layer after layer.
 
         logits: float32 [rows, vocab], written too, rounded to bf16 as SGLang's are; None: this launch ends without the LM head, as every
-        one does whose weights have none.
+        one does whose weights have none. routing: of MoE layers, written too; None: nobody looks.
 
         input_ids, positions and out_cache_loc are [rows]. seq_lens and req_pool_indices are [requests], of which each has the plan's
         rows_per_request rows, one after the other: row r is new token r % rows_per_request of request r // rows_per_request, and
@@ -198,10 +199,20 @@ class DecodeStep:
                 raise ValueError("logits: the weights have no LM head")
             require_tensor("logits", logits, (rows, self.geometry.vocab), torch.float32, self.device)
             params.logits = logits.data_ptr()
+        params.routed_ids = params.routed_logits = 0
+        if routing is not None:
+            g = self.geometry
+            if not g.is_moe:
+                raise ValueError("routing: the layers are dense")
+            require_tensor("routing.ids", routing.ids, (g.num_layers, rows, g.top_k), torch.int32, self.device)
+            require_tensor("routing.logits", routing.logits, (g.num_layers, rows, g.num_experts), torch.bfloat16, self.device)
+            params.routed_ids, params.routed_logits = routing.ids.data_ptr(), routing.logits.data_ptr()
+        outputs = {"hidden_out": hidden_out, "aux_out": aux_out, "logits": logits}
+        outputs |= {} if routing is None else {"routed_ids": routing.ids, "routed_logits": routing.logits}
         if self.device.type == "cuda":
             _C.decode_step_launch_cuda(params, self.grid, stream)
         else:
-            self._emulate(params, hidden_out, aux_out, logits)
+            self._emulate(params, {name: out for name, out in outputs.items() if out is not None})
 
     def executed(self) -> dict[int, int]:
         """Completed launches by rows, counted on the device; rows that never ran are left out."""
@@ -278,7 +289,7 @@ class DecodeStep:
             if blocks < self.grid:
                 raise RuntimeError(f"decode_step for {rows} rows needs {self.grid} blocks resident at once; this GPU holds {blocks}")
 
-    def _emulate(self, params, hidden_out: torch.Tensor, aux_out: torch.Tensor | None, logits: torch.Tensor | None) -> None:
+    def _emulate(self, params, outputs: dict[str, torch.Tensor]) -> None:
         if self._failure is not None:  # what a launch that ended itself left is no state to start from
             raise DecodeStepFault(f"an earlier launch failed: {self._failure}")
         options = self.emulation
@@ -286,8 +297,7 @@ class DecodeStep:
         if options.check_order:
             step = self._first_plan.generation_bytes
             regions = [(f"generation {i}", self.workspace.data_ptr() + i * step, step, True) for i in range(abi.GENERATIONS)]
-            outputs = (("hidden_out", hidden_out), ("aux_out", aux_out), ("logits", logits))
-            regions += [(name, out.data_ptr(), out.numel() * out.element_size(), True) for name, out in outputs if out is not None]
+            regions += [(name, out.data_ptr(), out.numel() * out.element_size(), True) for name, out in outputs.items()]
             for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
                 regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, True) for i, b in enumerate(buffers)]
         report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)

@@ -106,6 +106,22 @@ class DecodeStepWeights:
         return self.layers[0].qkv.element_size()
 
 
+@dataclasses.dataclass(frozen=True)
+class RoutingRecord:
+    """What the MoE layers of a step routed, for whoever checks or counts it. ids: int32 [layers, rows, top_k], each row's experts by rank.
+    logits: bf16 [layers, rows, num_experts], what was ranked."""
+
+    ids: torch.Tensor
+    logits: torch.Tensor
+
+    @classmethod
+    def empty(cls, geometry: Geometry, rows: int, device: torch.device) -> RoutingRecord:
+        """Memory for a step's record, with nothing in it that a step leaves: ids of -1, logits of NaN."""
+        g = geometry
+        ids = torch.full((g.num_layers, rows, g.top_k), -1, dtype=torch.int32, device=device)
+        return cls(ids, torch.full((g.num_layers, rows, g.num_experts), float("nan"), dtype=torch.bfloat16, device=device))
+
+
 _OPTIONAL = ("qkv_bias", "q_norm", "k_norm")  # of a layer: not every family has them
 
 

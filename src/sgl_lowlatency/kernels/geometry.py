@@ -54,9 +54,9 @@ class Geometry:
 
     @classmethod
     def from_hf_config(cls, config: Any) -> Geometry:
-        """The geometry of an HF config of the Qwen3 dense family.
+        """The geometry of an HF config of a dense family, or of one with num_experts: Qwen3-MoE.
 
-        head_dim defaults to hidden_size / num_attention_heads, as in SGLang's model. max_position is the config's;
+        head_dim defaults to hidden_size / num_attention_heads, norm_topk_prob to true, as in SGLang's models. max_position is the config's;
         a build replaces it by the rows of the cos/sin table that SGLang made.
         Raises ValueError naming every field that is missing or not a positive number (rms_norm_eps) or integer (all others).
         """
@@ -70,6 +70,10 @@ class Geometry:
             "max_position": "max_position_embeddings",
             "rms_eps": "rms_norm_eps",
         }
+        is_moe = bool(getattr(config, "num_experts", None))
+        if is_moe:
+            del fields["intermediate"]
+            fields |= {"num_experts": "num_experts", "top_k": "num_experts_per_tok", "moe_intermediate": "moe_intermediate_size"}
         values = {ours: getattr(config, theirs, None) for ours, theirs in fields.items()}
         bad = [
             f"config.{theirs} is {values[ours]!r}, not a positive {'number' if ours == 'rms_eps' else 'integer'}"
@@ -81,6 +85,8 @@ class Geometry:
         if bad:
             raise ValueError("; ".join(bad))
         head_dim = getattr(config, "head_dim", None) or values["hidden"] // values["num_q_heads"]
+        if is_moe:
+            values |= {"intermediate": 0, "norm_topk_prob": bool(getattr(config, "norm_topk_prob", True))}
         return cls(**values, head_dim=head_dim, tied_head=bool(getattr(config, "tie_word_embeddings", False)))
 
     def reasons(self, element_bytes: int = 2) -> list[str]:

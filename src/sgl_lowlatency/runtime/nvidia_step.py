@@ -21,6 +21,7 @@ from sgl_lowlatency.runtime.self_check import SelfCheck
 
 if TYPE_CHECKING:
     from sgl_lowlatency.kernels.decode_step import DecodeStep
+    from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
     from sgl_lowlatency.plan.static_plan import StaticPlan
 
 logger = logging.getLogger(__name__)
@@ -71,9 +72,10 @@ class NvidiaStep:
         g, widest = self._geometry, self._plans[self.widths[-1]]
         verify = "" if self._tokens_per_request == 1 else f" (verify, {self._tokens_per_request} tokens a request)"
         head = "LM head inside" if self._step.weights.lm_head is not None else f"LM head SGLang's ({'; '.join(self._head_reasons)})"
+        mlp = f"{g.num_experts} experts of {g.moe_intermediate}, {g.top_k} a row" if g.is_moe else f"intermediate {g.intermediate}"
         return (
             f"decode_step{verify} for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
-            f"{g.head_dim}, intermediate {g.intermediate}; {head}; {self._step.extra_bytes / 2**20:.1f} MiB beside the model; "
+            f"{g.head_dim}, {mlp}; {head}; {self._step.extra_bytes / 2**20:.1f} MiB beside the model; "
             f"{widest.grid} blocks on {self._device_name}; "
             f"plan {widest.hash[:12]}"
         )
@@ -121,8 +123,15 @@ class NvidiaStep:
             self.coverage.discount(step.rows, 1)  # a warm-up run; a captured launch counts when its graph is replayed
         return self._run(input_ids, positions, forward_batch)
 
-    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, is_poisoned: bool = False) -> Any:
-        """is_poisoned: what the kernel must write is NaN before, so that nothing left unwritten passes a check."""
+    def _run(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: Any,
+        is_poisoned: bool = False,
+        routing: RoutingRecord | None = None,
+    ) -> Any:
+        """is_poisoned: what the kernel must write is NaN before, so that nothing left unwritten passes a check. routing: of MoE layers, kept."""
         rows = forward_batch.batch_size * self._tokens_per_request
         # A fresh tensor each call: the caching allocator hands its memory out again only to later work of this stream, and
         # under capture it lives in the graph's pool, so hidden states that SGLang keeps last as long as its own forward's.
@@ -149,6 +158,7 @@ class NvidiaStep:
             lengths_are_prefix=self._tokens_per_request > 1,
             aux_out=aux,
             logits=logits,
+            routing=routing,
         )
         return self._model.logits_processor(input_ids, hidden, lm_head, forward_batch, aux)
 

@@ -8,23 +8,27 @@ sees its data. Where the model captures auxiliary hidden states, these are compa
 With FP8 weights, ours is compared to SGLang's forward with exact products (runtime/exact_linears.py). SGLang's own forward, which rounds
 activations to FP8, is compared to that too: how far it is off stands in the report, and over the first two layers, which meet every
 matrix of a layer and add little rounding, it must agree, or we misread the weights.
+
+Of MoE layers, SGLang's forward takes the experts that ours chose, and the choice is judged by itself (runtime/self_check_moe.py).
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, RoutingRecord
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.exact_linears import exact_linears
 from sgl_lowlatency.runtime.self_check_aux import AUX_FIGURES, aux_errors, split_layers, with_neighbours
+from sgl_lowlatency.runtime.self_check_moe import ROUTING_FIGURES, other_choices, routed_as, routing_errors
 from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, like_keys, make_inputs, value_scale
 from sgl_lowlatency.runtime.sglang_state import KvState
 
@@ -40,7 +44,7 @@ SGLANG_FP8_FIGURE = "sglang_fp8.first_layers_kv.relative_l2"
 class SelfCheckReport:
     """lengths: of every request, as SGLang counts them. figures: the worst value of each tolerance's name. misses: one sentence a
     figure out of tolerance, empty on a pass. sglang_fp8: of FP8 weights, FIGURES of SGLang's own forward, for people to read
-    beside ours.
+    beside ours. choices, other_choices: of MoE layers, rows that were routed, and those of them where SGLang would have taken other experts.
     """
 
     rows: int
@@ -49,6 +53,8 @@ class SelfCheckReport:
     figures: dict[str, float] = field(default_factory=dict)
     sglang_fp8: dict[str, float] = field(default_factory=dict)
     misses: list[str] = field(default_factory=list)
+    choices: int = 0
+    other_choices: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -56,6 +62,8 @@ class SelfCheckReport:
         verdict = "FAILED: " + "; ".join(self.misses) if self.misses else "passed"
         beside = ", ".join(f"{name} {value:.2g}" for name, value in sorted(self.sglang_fp8.items()))
         beside = f"; SGLang's own FP8 activations: {beside}" if beside else ""
+        if self.choices:
+            beside += f"; {self.other_choices} of {self.choices} choices of experts are not SGLang's"
         what = f"{self.rows} rows" if self.tokens_per_request == 1 else f"verify of {self.rows} rows, {self.tokens_per_request} a request"
         return f"{what}, lengths {self.lengths}, {self.seconds:.2f} s: {verdict} ({figures}{beside})"
 
@@ -71,12 +79,12 @@ class SelfCheck:
     """Checks one model's widths.
 
     weights: the model's, as the kernel reads them. tolerances: name in FIGURES -> the largest relative L2 error,
-    ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only, AUX_FIGURES are for models that capture.
-    Raises ValueError for another name.
+    ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only, AUX_FIGURES are for models that capture,
+    ROUTING_FIGURES for MoE layers. Raises ValueError for another name.
     """
 
     def __init__(self, model: torch.nn.Module, geometry: Geometry, weights: DecodeStepWeights, tolerances: Mapping[str, float]):
-        known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES)
+        known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES, *ROUTING_FIGURES)
         if unknown := sorted(set(tolerances) - set(known)):
             raise ValueError(f"the self-check has no figure {unknown[0]!r}, only {', '.join(known)}")
         self._model, self._geometry, self._weights = model, geometry, weights
@@ -92,7 +100,8 @@ class SelfCheck:
         kv: KvState,
     ) -> SelfCheckReport:
         """Compares `original` and `ours`, both called as (input_ids, positions, forward_batch), at template's batch size. Where the model
-        captures auxiliary hidden states, both return them as hidden_states when a batch asks for all of them.
+        captures auxiliary hidden states, both return them as hidden_states when a batch asks for all of them. Of MoE layers `ours` also
+        takes a RoutingRecord, `routing`.
 
         template: the running forward's ForwardBatch, of decode or verify, not changed. Misses are reported, not raised.
         """
@@ -108,11 +117,17 @@ class SelfCheck:
                 report.lengths += batch.tokens["seq_lens"].tolist()
                 kv.req_to_token[inputs.request_rows, : inputs.columns] = batch.table
                 forward_batch = sglang_state.check_batch(template, **batch.tokens, wants_hidden_states=bool(captured))
+                record = RoutingRecord.empty(self._geometry, rows, inputs.slots.device) if self._geometry.is_moe else None
                 sglang_state.plan_attention(forward_batch)
-                expected = self._expected(original, forward_batch, kv, captured, report)
+                actual = self._outputs(ours if record is None else functools.partial(ours, routing=record), forward_batch, kv, captured)
                 sglang_state.plan_attention(forward_batch)
-                actual = self._outputs(ours, forward_batch, kv, captured)
+                with nullcontext() if record is None else routed_as(self._model, record) as routers:
+                    expected = self._expected(original, forward_batch, kv, captured, report)
                 _note(report.figures, _errors(actual, expected, captured))
+                if record is not None:
+                    _note(report.figures, routing_errors(record, routers))
+                    others = other_choices(record, routers)
+                    report.choices, report.other_choices = report.choices + others.numel(), report.other_choices + int(others.sum())
         report.misses = [
             f"{name} {report.figures[name]:.3g} is not within {bound:g}"
             for name, bound in self._tolerances.items()

@@ -1,4 +1,4 @@
-"""build_dense over a model in SGLang's FP8 layouts, in host emulation: built, self-checked, and its steps judged by float64."""
+"""build_step over a model in SGLang's FP8 layouts, in host emulation: built, self-checked, and its steps judged by float64."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang.srt.model_executor.forward_context import ForwardContext, set_forwar
 from tiny_serving import GEOMETRY, TOLERANCES, TinyServing  # noqa: E402
 
 from sgl_lowlatency import config  # noqa: E402
-from sgl_lowlatency.build.assemble import build_dense  # noqa: E402
+from sgl_lowlatency.build.assemble import build_step  # noqa: E402
 from sgl_lowlatency.reference import dense_decode, standard_path  # noqa: E402
 from sgl_lowlatency.reference.step import StepInputs  # noqa: E402
 from sgl_lowlatency.runtime import sglang_state  # noqa: E402
@@ -59,7 +59,7 @@ def test_a_built_step_serves_what_float64_computes(emulated, weight_format):
     serving = TinyServing(num_slots=8192, weight_format=weight_format)
     previous = set_forward_context(ForwardContext(attn_backend=serving.backend))
     try:
-        built = build_dense(serving.model, HF_CONFIG, BuildContext(widths=(1, 3), tokens_per_request=1, deadline_s=30.0), tolerances=TOLERANCES)
+        built = build_step(serving.model, HF_CONFIG, BuildContext(widths=(1, 3), tokens_per_request=1, deadline_s=30.0), tolerances=TOLERANCES)
         batch = live_batch(serving)
         assert built.plan(batch.input_ids, batch) == Step(mode="decode", rows=3)
         kv = [[buffer.clone() for buffer in buffers] for buffers in (serving.kv.k, serving.kv.v)]

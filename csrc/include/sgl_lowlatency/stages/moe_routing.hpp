@@ -41,6 +41,21 @@ SGL_UNROLL
   }
 }
 
+// Hands out what a row was given and what it chose, plainly, since nobody reads it before the launch ends. pairs: words of two logits, as in
+// route_rows. Entry: all lanes of the row's warp, behind choose_experts.
+template <int32_t kWords>
+SGL_DEVICE void keep_row(const DecodeStepParams& p, const Routing& r, int32_t layer, int32_t row, const uint32_t (&pairs)[kWords]) {
+  if (p.routed_ids == nullptr || dialect::block_idx() != 0) return;
+  const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
+  const int64_t number = static_cast<int64_t>(layer) * p.rows + row;
+  if (lane < top_k) dialect::store_plain(p.routed_ids + number * top_k + lane, r.ids()[row * top_k + lane]);
+  uint32_t* const logits = reinterpret_cast<uint32_t*>(p.routed_logits + number * num_experts);
+SGL_UNROLL
+  for (int32_t w = 0; w < kWords; ++w) {
+    if (lane % 2 == 0 && w * 32 + lane < num_experts) dialect::store_plain(logits + w * 16 + lane / 2, pairs[w]);
+  }
+}
+
 // num_experts <= 32 kWords. Waits for the logits of every router tile: of all that a layer hands over, the one thing that each block needs whole.
 // Entry: all consumer threads; the block's reads of the last layer's routing are done. Ends with a consumer barrier.
 template <int32_t kWords>
@@ -76,6 +91,7 @@ SGL_UNROLL
     choose_experts<kWords>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
       return lane % 2 == 0 ? low_float(pairs[w]) : high_float(pairs[w]);
     });
+    keep_row(p, r, layer, row, pairs);
   }
   sync_consumers();  // the choices of all rows
   place_experts<kWords>(r, p.rows, num_experts, top_k, warp, abi::kNumConsumerWarps);

@@ -17,6 +17,7 @@ What it accepts and why (read from sglang 0.5.23):
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.kernels.plugin_kernels.nvidia.spec import (
@@ -86,19 +87,27 @@ def _model_disable_reasons(model: Any, hf_config: Any, *, family: Family) -> lis
     return model_disable_reasons(model, hf_config, family=family)
 
 
-def _build(model: Any, hf_config: Any, context: BuildContext) -> BuiltMegakernel:
-    from sgl_lowlatency.build.assemble import build_dense
+def _build(model: Any, hf_config: Any, context: BuildContext, *, tolerances: Mapping[str, float]) -> BuiltMegakernel:
+    from sgl_lowlatency.build.assemble import build_step
     from sgl_lowlatency.runtime import sglang_state
 
     head_reasons = [] if sglang_state.building_draft_model() else lm_head_reasons(model, hf_config)
-    return build_dense(model, hf_config, context, tolerances=TOLERANCES, head_reasons=head_reasons)
+    return build_step(model, hf_config, context, tolerances=tolerances, head_reasons=head_reasons)
 
 
-def _spec(family: Family) -> MegakernelSpec:
+def family_spec(
+    family: Family,
+    *,
+    isas: frozenset[str] = frozenset({"sm_90", "sm_100", "sm_103"}),
+    server_args: Mapping[str, frozenset] = {},
+    env: Mapping[str, Any] = {},
+    tolerances: Mapping[str, float] = TOLERANCES,
+) -> MegakernelSpec:
+    """The spec of a family. server_args, env: required beside what every family requires. tolerances: of its self-check."""
     return MegakernelSpec(
         name=f"sgl_lowlatency decode_step ({family.name})",
         requires=Requirements(
-            isas=frozenset({"sm_90", "sm_100", "sm_103"}),
+            isas=isas,
             tp_sizes=frozenset({1}),
             dtypes=frozenset({"bfloat16"}),
             decode_graph_backends=frozenset({"full", "disabled"}),
@@ -106,18 +115,19 @@ def _spec(family: Family) -> MegakernelSpec:
                 "attention_backend": ATTENTION_BACKENDS,
                 "page_size": PAGE_SIZES,
                 "kv_cache_dtype": frozenset({"auto", "bf16", "bfloat16"}),
+                **server_args,
             },
             # HND interleaves the pool's heads and pages; post-capture sizing leaves the pool unbacked during the self-check.
-            env={"SGLANG_USE_HND_KVCACHE": False, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": False},
+            env={"SGLANG_USE_HND_KVCACHE": False, "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": False, **env},
         ),
         features=frozenset({Feature.SPECULATIVE_DECODING}),
-        numerics=Numerics(NumericsKind.TOLERANCE, TOLERANCES),
+        numerics=Numerics(NumericsKind.TOLERANCE, dict(tolerances)),
         max_rows=MAX_ROWS,
-        build=_build,
+        build=functools.partial(_build, tolerances=tolerances),
         api_version=MEGAKERNEL_API_VERSION,
         model_disable_reasons=functools.partial(_model_disable_reasons, family=family),
         config_disable_reasons=_config_disable_reasons,
     )
 
 
-QWEN3_SPEC, LLAMA_SPEC, QWEN2_SPEC = (_spec(family) for family in (QWEN3, LLAMA, QWEN2))
+QWEN3_SPEC, LLAMA_SPEC, QWEN2_SPEC = (family_spec(family) for family in (QWEN3, LLAMA, QWEN2))

@@ -1,0 +1,114 @@
+"""Refusals of Qwen3-MoE, before and after the weights load: which experts decode_step computes, and how SGLang must keep them.
+
+What is served (read from sglang 0.5.23): every expert on this GPU, unquantised, under the Triton runner, which a server without
+--moe-runner-backend gets too: w13_weight [experts, 2 channels, hidden], rows gate | up, and w2_weight [experts, hidden, channels], as
+UnquantizedFusedMoEMethod makes them. Other runners swap, interleave or repack them. The router is a bf16 matrix, ranked by TopK's softmax, without
+groups, bias or scale. After load, duck-typed as guard/model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sgl_lowlatency.guard.linear import linear_reasons, tensor_reasons
+from sgl_lowlatency.kernels.geometry import Geometry
+
+RUNNER_BACKENDS = frozenset({"auto", "triton"})  # of --moe-runner-backend; "auto" becomes the layer's own choice, which is checked after load
+# Of the environment: one permutes w13's rows, the others overrule the router.
+ENVIRONMENT = {
+    "SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED": False,
+    "SGLANG_SIMULATE_UNIFORM_EXPERTS": False,
+    "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": False,
+}
+CUDA_HEAD_DIM, CUDA_MAX_EXPERTS = 128, 128  # launch/decode_step_moe.cu
+CAPTURING = ("EAGLE3", "DFLASH", "DSPARK")  # speculative algorithms whose drafts read the inputs of layers
+
+_OFF = (None, False, "", 0)
+_SPREAD = "experts would not all be on this GPU in the model's order"
+_UNSEEN = "the kernel does not tell which experts it took"
+# (server argument, values that are served, why the others are not), as in guard/config.py.
+SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
+    ("ep_size", (1,), _SPREAD),
+    ("moe_dp_size", (1,), _SPREAD),
+    ("moe_a2a_backend", ("none", None), _SPREAD),
+    ("ep_num_redundant_experts", _OFF, _SPREAD),
+    ("init_expert_location", ("trivial",), _SPREAD),
+    ("enable_eplb", _OFF, _SPREAD),
+    ("elastic_ep_backend", _OFF + ("none",), _SPREAD),
+    ("enable_waterfill", _OFF, _SPREAD),
+    ("kt_weight_path", _OFF, "experts would be on the CPU"),
+    ("enable_paged_experts", _OFF, "experts would be loaded when they are needed"),
+    ("expert_distribution_recorder_mode", _OFF, _UNSEEN),
+    ("enable_return_routed_experts", _OFF, _UNSEEN),
+    ("enable_two_batch_overlap", _OFF, "its halves of a batch have not been tested"),
+    ("enable_single_batch_overlap", _OFF, "its streams have not been tested"),
+)
+
+
+def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
+    """Why the resolved server arguments `cfg` cannot be served with a MoE model, beside what guard/config.py says of every model."""
+    reasons = []
+    if not emulate:
+        if (num_experts := getattr(hf_config, "num_experts", 0)) > CUDA_MAX_EXPERTS:
+            reasons.append(f"config.num_experts {num_experts} is above {CUDA_MAX_EXPERTS}, the most that the CUDA kernels have")
+        if (head_dim := getattr(hf_config, "head_dim", None)) not in (None, CUDA_HEAD_DIM):
+            reasons.append(f"config.head_dim {head_dim} of a MoE model is not {CUDA_HEAD_DIM}, the one that the CUDA kernels have")
+    if (algorithm := getattr(cfg, "speculative_algorithm", None)) in CAPTURING:
+        why = "its drafts read inputs of layers, which has not been tested"
+        reasons.append(f"--speculative-algorithm {algorithm} is not served with a MoE model: {why}")
+    return reasons
+
+
+def moe_reasons(mlp: Any, geometry: Geometry) -> Iterator[str]:
+    """Checks a layer's MLP, SGLang's Qwen3MoeSparseMoeBlock after process_weights_after_loading."""
+    if (name := type(mlp).__name__) != "Qwen3MoeSparseMoeBlock":
+        yield f"mlp is a {name}, not a Qwen3MoeSparseMoeBlock"
+        return
+    yield from linear_reasons("gate", mlp.gate, (geometry.num_experts, geometry.hidden), "bf16")
+    yield from _router_reasons(mlp.topk.topk_config, geometry)
+    yield from _experts_reasons(mlp.experts, geometry)
+
+
+def _router_reasons(topk: Any, geometry: Geometry) -> Iterator[str]:
+    if topk.top_k != geometry.top_k:
+        yield f"topk takes {topk.top_k} experts, config.num_experts_per_tok is {geometry.top_k}"
+    if bool(topk.renormalize) != geometry.norm_topk_prob:
+        yield f"topk has renormalize {topk.renormalize}, config.norm_topk_prob is {geometry.norm_topk_prob}"
+    if topk.scoring_func != "softmax":
+        yield f"topk scores by {topk.scoring_func}, not by softmax"
+    for name in ("use_grouped_topk", "custom_routing_function", "correction_bias", "num_shared_topk_slots"):
+        if getattr(topk, name) not in (None, False, 0):
+            yield f"topk.{name} is set: the kernel chooses by the router's logits alone"
+    if topk.routed_scaling_factor not in (None, 1.0):
+        yield f"topk scales its weights by {topk.routed_scaling_factor}"
+    if topk.output_format is not None and topk.output_format.name != "STANDARD":
+        yield f"topk hands out its choices as {topk.output_format.name}, not STANDARD"
+
+
+def _experts_reasons(experts: Any, geometry: Geometry) -> Iterator[str]:
+    g, method, config = geometry, experts.quant_method, experts.moe_runner_config
+    if (experts.moe_ep_size, experts.moe_tp_size) != (1, 1):
+        yield f"experts are spread over {experts.moe_ep_size} x {experts.moe_tp_size} GPUs"
+    if type(method).__name__ != "UnquantizedFusedMoEMethod":
+        yield f"experts run {type(method).__name__}, not UnquantizedFusedMoEMethod"
+        return
+    if (backend := method.get_moe_runner_backend(experts)) is None or backend.value != "triton":
+        yield f"experts have the runner {getattr(backend, 'value', None)}, not triton"
+    if method.w13_swiglu_interleaved:
+        yield "experts.w13_weight has gate and up rows in turn (SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED)"
+    if method.load_up_proj_weight_first:
+        yield "experts.w13_weight has its up rows first"
+    if getattr(experts, "use_intel_amx_backend", False):
+        yield "experts' weights are packed for Intel AMX"
+    if experts.with_bias:
+        yield "experts have biases"
+    if (config.activation, config.is_gated) != ("silu", True):
+        yield f"experts have the activation {config.activation}{'' if config.is_gated else ', not gated'}, not a gated silu"
+    for name in ("apply_router_weight_on_input", "no_combine", "num_fused_shared_experts", "gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit"):
+        if getattr(config, name) not in (None, False, 0):
+            yield f"experts have {name} {getattr(config, name)}"
+    if config.routed_scaling_factor not in (None, 1.0):
+        yield f"experts have routed_scaling_factor {config.routed_scaling_factor}"
+    yield from tensor_reasons("experts.w13_weight", experts.w13_weight, (g.num_experts, 2 * g.moe_intermediate, g.hidden))
+    yield from tensor_reasons("experts.w2_weight", experts.w2_weight, (g.num_experts, g.hidden, g.moe_intermediate))
