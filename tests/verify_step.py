@@ -13,12 +13,12 @@ def causal(prefix: int, draft: int) -> range:
     return range(prefix + draft + 1)
 
 
-def standard_verify(geometry, weights, kv, input_ids, positions, prefix_lens, request_rows, slots, lm_head, sees=causal):
+def standard_verify(geometry, weights, kv, input_ids, positions, prefix_lens, request_rows, slots, lm_head, sees=causal, mlp=None):
     """SGLang's bf16 path of a verify step with plain causal attention, KV rows written as SGLang does. Returns (hidden, logits, entered):
     the last is the stream [rows, hidden] that enters each layer.
 
     kv: KvState, whose req_to_token holds the drafts' slots too. input_ids, positions, slots: [rows]; prefix_lens, request_rows:
-    [requests]. sees: as `causal`, another one is a planted bug.
+    [requests]. sees: as `causal`, another one is a planted bug. mlp: as standard_path.decode_step has it.
     """
     g, drafts = geometry, input_ids.shape[0] // prefix_lens.shape[0]
     cos_sin = weights.cos_sin[positions]
@@ -38,6 +38,9 @@ def standard_verify(geometry, weights, kv, input_ids, positions, prefix_lens, re
             attended.append(standard_path.attend(q[row], kv.k[idx][seen], kv.v[idx][seen], g.head_dim**-0.5))
         attention = torch.stack(attended)
         normed, residual = standard_path.add_rms_norm(attention.flatten(1) @ layer.out_proj.T, residual, layer.post_norm, g.rms_eps)
+        if mlp is not None:
+            x = mlp(idx, normed)
+            continue
         gate, up = (normed @ layer.gate_up.T).float().chunk(2, dim=-1)
         x = (torch.nn.functional.silu(gate) * up).bfloat16() @ layer.down.T
     hidden, _ = standard_path.add_rms_norm(x, residual, weights.final_norm, g.rms_eps)

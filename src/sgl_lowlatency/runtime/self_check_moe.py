@@ -54,11 +54,12 @@ def routed_as(model: Any, record: RoutingRecord) -> Iterator[SglangRouters]:
                 topk.forward = forward
 
 
-def _stand_in(choose: Callable[..., Any], renormalizes: bool, ids: torch.Tensor, routers: SglangRouters) -> Callable[..., Any]:
+def _stand_in(choose: Callable[..., Any], renormalizes: bool, kept_ids: torch.Tensor, routers: SglangRouters) -> Callable[..., Any]:
     def forward(hidden_states: torch.Tensor, router_logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         own = choose(hidden_states, router_logits, *args, **kwargs)
-        if own.topk_ids.shape != ids.shape:
-            raise RuntimeError(f"SGLang routes {list(own.topk_ids.shape)} choices where decode_step has {list(ids.shape)}")
+        if own.topk_ids.shape != kept_ids.shape:
+            raise RuntimeError(f"SGLang routes {list(own.topk_ids.shape)} choices where decode_step has {list(kept_ids.shape)}")
+        ids = kept_ids.clamp(0, router_logits.shape[-1] - 1)  # what is no expert's id is a wrong choice, not an index
         routers.logits.append(router_logits.float())
         routers.ids.append(own.topk_ids.long())
         weights = router_logits.float().softmax(dim=-1).gather(1, ids.long())
@@ -78,7 +79,7 @@ def routing_errors(record: RoutingRecord, routers: SglangRouters) -> dict[str, t
     ours, theirs, ids = record.logits.float(), torch.stack(routers.logits), record.ids.long()
     ranked = torch.where(ours.isnan(), NAN_RANK, ours).sort(dim=-1, descending=True, stable=True).indices[..., : ids.shape[-1]]
     last = theirs.gather(-1, torch.stack(routers.ids)).amin(dim=-1)
-    gap = (last - theirs.gather(-1, ids.clamp(min=0)).amin(dim=-1)).clamp(min=0.0)
+    gap = (last - theirs.gather(-1, ids.clamp(0, theirs.shape[-1] - 1)).amin(dim=-1)).clamp(min=0.0)
     return {
         WRONG_CHOICES: (ranked != ids).any(dim=-1).float(),
         ROUTER_L2: (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1),

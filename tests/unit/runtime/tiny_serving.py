@@ -1,4 +1,4 @@
-"""SGLang's surroundings of a forward, small: a Qwen3-shaped module, a KV pool, an attention backend, a ForwardBatch.
+"""SGLang's surroundings of a forward, small: a Qwen3- or Qwen3-MoE-shaped module, a KV pool, an attention backend, a ForwardBatch.
 
 `standard` stands for the model's own forward, of decode and of verify: the reference of SGLang's bf16 path, writing KV rows as
 SGLang does.
@@ -10,6 +10,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import torch
+from sglang.srt.layers.moe.topk import StandardTopKOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from verify_step import causal, standard_verify
@@ -18,7 +19,7 @@ from sgl_lowlatency.kernels.decode_step import DecodeStep, EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import make_plan
-from sgl_lowlatency.reference import standard_path
+from sgl_lowlatency.reference import moe_standard_path, moe_step, routing, standard_path
 from sgl_lowlatency.reference.inputs import random_weights
 from sgl_lowlatency.reference.step import StepInputs
 from sgl_lowlatency.runtime.exact_linears import ExactLinear
@@ -29,6 +30,7 @@ GEOMETRY = Geometry(
     num_layers=2, hidden=128, num_q_heads=4, num_kv_heads=2, head_dim=64, intermediate=128, vocab=256, max_position=1200,
     rms_eps=1e-6, tied_head=False,
 )
+MOE_GEOMETRY = dataclasses.replace(GEOMETRY, num_experts=32, top_k=4, moe_intermediate=64, norm_topk_prob=True)
 GRID = 2
 SHARED_MEMORY_BYTES = 227 * 1024
 # of the spec; tests of the check's verdict must see it judge by what servers are judged by
@@ -55,6 +57,25 @@ def _linear(tensors: LayerTensors, name: str) -> torch.nn.Module:
     return module
 
 
+class TinyTopK(torch.nn.Module):
+    """SGLang's TopK: the choices of bf16 logits. flips: rows, of every layer, whose last choice is the next best instead, as rounding might."""
+
+    def __init__(self, geometry: Geometry):
+        super().__init__()
+        self.topk_config, self.flips = SimpleNamespace(top_k=geometry.top_k, renormalize=geometry.norm_topk_prob), ()
+
+    def forward(self, hidden_states, router_logits):
+        top_k, renormalizes = self.topk_config.top_k, self.topk_config.renormalize
+        choices = routing.choose(router_logits, top_k + 1, False)
+        ids, weights = choices.ids, choices.weights
+        for row in self.flips:
+            ids[row, [top_k - 1, top_k]] = ids[row, [top_k, top_k - 1]]
+            weights[row, [top_k - 1, top_k]] = weights[row, [top_k, top_k - 1]]
+        ids, weights = ids[:, :top_k], weights[:, :top_k]
+        weights = weights / weights.sum(dim=-1, keepdim=True) if renormalizes else weights
+        return StandardTopKOutput(weights.float(), ids.int(), router_logits)
+
+
 class TinyProcessor(torch.nn.Module):
     """SGLang's LogitsProcessor: a head with a quant_method gives the product, else it is bf16; fp32 in the batch's buffer if there is one."""
 
@@ -68,9 +89,9 @@ class TinyProcessor(torch.nn.Module):
 
 
 class TinyModel(torch.nn.Module):
-    """The attributes of Qwen3ForCausalLM that the runtime and the build read."""
+    """The attributes of Qwen3ForCausalLM, or Qwen3MoeForCausalLM, that the runtime and the build read."""
 
-    def __init__(self, weights: DecodeStepWeights, lm_head: torch.Tensor):
+    def __init__(self, weights: DecodeStepWeights, lm_head: torch.Tensor, geometry: Geometry = GEOMETRY):
         super().__init__()
         self.model = torch.nn.Module()
         self.model.embed_tokens, self.model.norm = _holder(weights.embedding), _holder(weights.final_norm)
@@ -81,7 +102,13 @@ class TinyModel(torch.nn.Module):
             attention.qkv_proj, attention.o_proj = _linear(tensors, "qkv"), _linear(tensors, "out_proj")
             attention.q_norm, attention.k_norm = _holder(tensors.q_norm), _holder(tensors.k_norm)
             attention.rotary_emb = SimpleNamespace(cos_sin_cache=weights.cos_sin)
-            mlp.gate_up_proj, mlp.down_proj = _linear(tensors, "gate_up"), _linear(tensors, "down")
+            if geometry.is_moe:
+                mlp.gate, mlp.topk, mlp.experts = _holder(tensors.router), TinyTopK(geometry), torch.nn.Module()
+                mlp.experts.w13_weight, mlp.experts.w2_weight = (
+                    torch.nn.Parameter(weight, requires_grad=False) for weight in (tensors.gate_up, tensors.down)
+                )
+            else:
+                mlp.gate_up_proj, mlp.down_proj = _linear(tensors, "gate_up"), _linear(tensors, "down")
             layer.self_attn, layer.mlp = attention, mlp
             self.model.layers.append(layer)
         self.lm_head, self.logits_processor = _holder(lm_head), TinyProcessor()
@@ -98,13 +125,13 @@ class TinyServing:
 
     def __init__(
         self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100, drafts: int = 1,
-        weight_format: str = "bf16", num_layers: int = GEOMETRY.num_layers, has_head: bool = True,
+        weight_format: str = "bf16", num_layers: int = GEOMETRY.num_layers, has_head: bool = True, geometry: Geometry = GEOMETRY,
     ):
-        g, self.drafts = dataclasses.replace(GEOMETRY, num_layers=num_layers), drafts
+        g, self.drafts = dataclasses.replace(geometry, num_layers=num_layers), drafts
         self.geometry, self.weights = g, random_weights(g, seed=0, weight_format=weight_format)
         generator = torch.Generator().manual_seed(1)
         lm_head = (torch.randn(g.vocab, g.hidden, generator=generator) * 3 * g.hidden**-0.5).bfloat16()
-        self.model = TinyModel(self.weights, lm_head)
+        self.model = TinyModel(self.weights, lm_head, g)
         if has_head:
             self.weights = dataclasses.replace(self.weights, lm_head=self.model.lm_head.weight.detach())
         shape = (num_slots, g.num_kv_heads, g.head_dim)
@@ -146,6 +173,18 @@ class TinyServing:
             out_cache_loc=zeros, seq_lens_sum=requests, positions=zeros, seq_lens_cpu=ones, spec_info=spec_info,
         )
 
+    def _mlp(self):
+        """What the references call for the MLPs of a MoE model, with the model's own routers; None of a dense one."""
+        if not self.geometry.is_moe:
+            return None
+
+        def mlp(layer, normed):
+            tensors = moe_step.tensors(self.weights.layers[layer])
+            chosen = self.model.model.layers[layer].mlp.topk(normed, torch.nn.functional.linear(normed, tensors.router))
+            return moe_standard_path.combine(tensors, normed, routing.Choices(chosen.topk_ids.long(), chosen.topk_weights.double()))
+
+        return mlp
+
     def verify(self, sees=causal):
         """The model's own forward of a verify step, optionally with a bug in what a draft token sees (verify_step.causal)."""
 
@@ -153,7 +192,7 @@ class TinyServing:
             fb = forward_batch
             hidden, logits, entered = standard_verify(
                 self.geometry, self.weights, self.kv, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc,
-                self.model.lm_head.weight, sees,
+                self.model.lm_head.weight, sees, self._mlp(),
             )
             states = [entered[layer] for layer in captured_layers(self.model)]
             return SimpleNamespace(next_token_logits=logits, hidden_states=torch.cat(states, dim=-1) if states else hidden)
@@ -165,12 +204,12 @@ class TinyServing:
         fb = forward_batch
         if fb.forward_mode.is_target_verify():
             return self.verify()(input_ids, positions, fb)
-        rounds = not isinstance(self.model.model.layers[0].self_attn.qkv_proj.quant_method, ExactLinear)
+        rounds = not isinstance(getattr(self.model.model.layers[0].self_attn.qkv_proj, "quant_method", None), ExactLinear)
         inputs = StepInputs(
             input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, self.kv.req_to_token, self.kv.k, self.kv.v
         )
         outputs = standard_path.decode_step(
-            self.geometry, self.weights, inputs, self.model.lm_head.weight, rounds, captured_layers(self.model)
+            self.geometry, self.weights, inputs, self.model.lm_head.weight, rounds, captured_layers(self.model), self._mlp()
         )
         for layer in range(self.geometry.num_layers):
             self.kv.k[layer][fb.out_cache_loc] = outputs.k_rows[layer]
@@ -184,13 +223,13 @@ class TinyServing:
         step.attach_kv(self.kv.k, self.kv.v, self.kv.req_to_token)
         step.capture(captured_layers(self.model))
 
-        def forward(input_ids, positions, forward_batch):
+        def forward(input_ids, positions, forward_batch, **kept):
             fb, hidden = forward_batch, torch.empty((rows, self.geometry.hidden), dtype=torch.bfloat16)
             aux = torch.empty((rows, len(step.captured) * self.geometry.hidden), dtype=torch.bfloat16) if step.captured else None
             prefix = {} if self.drafts == 1 else {"lengths_are_prefix": True}
             logits = torch.empty((rows, self.geometry.vocab))
             step.launch(
-                rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden, aux_out=aux, logits=logits, **prefix
+                rows, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, hidden, aux_out=aux, logits=logits, **prefix, **kept
             )
             return self.model.logits_processor(input_ids, hidden, ComputedLogits(self.model.lm_head, hidden, logits), fb, aux)
 

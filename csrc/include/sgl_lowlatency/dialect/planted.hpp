@@ -31,6 +31,7 @@ enum class Planted : int32_t {
   kStaleRouting = 23,      // MoE: the producer does not wait for the block's routing of the layer
   kUnweightedExpert = 24,  // MoE: an expert's output is added without the row's weight
   kUnroundedLogits = 25,   // MoE: router logits are cut to bf16 instead of rounded: other experts tie
+  kNextExpert = 26,        // MoE: down reads the matrix of the expert behind the one that is chosen
 };
 
 }  // namespace sgl_lowlatency::dialect

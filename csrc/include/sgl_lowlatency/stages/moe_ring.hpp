@@ -109,7 +109,8 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
     ring.begin_operation();
     for (int32_t tile = columns.begin; tile < columns.begin + columns.count; ++tile) {
       for (int32_t place = 0; place < num_active; ++place) {
-        const int32_t row = work.expert(place) * p.geometry.hidden + tile * abi::kTileRows;
+        const int32_t behind = dialect::planted(dialect::Planted::kNextExpert) ? 1 : 0, expert = (work.expert(place) + behind) % p.geometry.num_experts;
+        const int32_t row = expert * p.geometry.hidden + tile * abi::kTileRows;
         for (int32_t k = 0; k < down.k_extent; k += kStageK) ring.fill(layer, down_map, row, 0, k / kChunkK);
       }
     }
