@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights, EmulationOptions
-from sgl_lowlatency.kernels.decode_step_tensors import MATRICES
+from sgl_lowlatency.kernels.decode_step_tensors import MATRICES, RoutingRecord
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
@@ -78,20 +78,25 @@ class Runner:
         self.kernel.attach_kv(inputs.k_buffers, inputs.v_buffers, inputs.req_to_token)
 
     def launch(
-        self, inputs: StepInputs, hidden: torch.Tensor, aux: torch.Tensor | None = None, logits: torch.Tensor | None = None
+        self,
+        inputs: StepInputs,
+        hidden: torch.Tensor,
+        aux: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+        routing: RoutingRecord | None = None,
     ) -> None:
         stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
         self.kernel.launch(
             inputs.rows, inputs.input_ids, inputs.positions, inputs.seq_lens, inputs.req_pool_indices, inputs.out_cache_loc,
-            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix, aux_out=aux, logits=logits,
+            hidden, stream=stream, lengths_are_prefix=inputs.lengths_are_prefix, aux_out=aux, logits=logits, routing=routing,
         )
 
-    def run(self, inputs: StepInputs, with_logits: bool = True) -> StepOutputs:
-        """One step on a copy, with logits where the weights have an LM head; checks that of the KV pool only the new tokens' rows changed."""
+    def run(self, inputs: StepInputs, with_logits: bool = True, routing: RoutingRecord | None = None) -> StepOutputs:
+        """One step on a copy, with logits where the weights have an LM head, its routing kept in `routing`; checks that of the KV pool only the new tokens' rows changed."""
         used = inputs.clone()
         self.attach(used)
         hidden, aux, logits = self.poisoned_outputs(inputs.rows, with_logits)
-        self.launch(used, hidden, aux, logits)
+        self.launch(used, hidden, aux, logits, routing)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         assert_pool_untouched(inputs, used)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from decode_step_cases import Runner, first_rows, join
 
-from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
+from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, RoutingRecord
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference import moe_step, routing
 from sgl_lowlatency.reference.gate import GateReport, compare, figure
@@ -57,7 +57,7 @@ def biased(geometry: Geometry, weights: DecodeStepWeights, experts_of_token) -> 
 
 
 def kernel_logits(runner: Runner, rows: int) -> torch.Tensor:
-    """bf16 [layers, rows, num_experts]: what the newest launch ranked. Of models of few layers, whose generations are all there still."""
+    """bf16 [layers, rows, num_experts]: what the newest launch handed over and ranked. Of models of few layers, whose generations are all there still."""
     return torch.stack([runner.kernel.buffer("router_logits", rows, layer) for layer in range(runner.geometry.num_layers)]).clone()
 
 
@@ -71,8 +71,10 @@ class MoeRun:
 
 
 def run(runner: Runner, inputs: StepInputs) -> MoeRun:
-    outputs, g = runner.run(inputs), runner.geometry
-    logits = kernel_logits(runner, inputs.rows)
+    g = runner.geometry
+    record = RoutingRecord.empty(g, inputs.rows, runner.device)
+    outputs = runner.run(inputs, routing=record)
+    logits = record.logits.cpu()
     return MoeRun(outputs, logits, [routing.choose(of_layer, g.top_k, g.norm_topk_prob) for of_layer in logits])
 
 

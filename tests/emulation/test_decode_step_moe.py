@@ -1,5 +1,6 @@
 """decode_step of MoE layers in emulation against the float64 oracle: numerics, choices, and what routing makes of the work."""
 
+import dataclasses
 import itertools
 import time
 
@@ -8,6 +9,8 @@ import torch
 from decode_step_cases import Runner, same_bits
 from moe_cases import TINY_MOE, biased, kernel_logits, moe_gate, run
 
+from sgl_lowlatency.kernels.decode_step import EmulationOptions
+from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
 from sgl_lowlatency.reference import moe_step, routing
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 from sgl_lowlatency.reference.plan_interpreter import PlanInterpreter
@@ -206,6 +209,63 @@ def test_a_rows_bits_do_not_depend_on_the_other_rows():
     second = runner.run(inputs)
     assert torch.equal(first.hidden[:4], second.hidden[:4]) and not torch.equal(first.hidden[4:], second.hidden[4:])
     assert torch.equal(logits[:, :4], kernel_logits(runner, 8)[:, :4])
+
+
+def recorded(runner, inputs):
+    """The step's RoutingRecord and hidden states."""
+    record = RoutingRecord.empty(runner.geometry, inputs.rows, torch.device("cpu"))
+    return record, runner.run(inputs, routing=record)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", TINY_MOE)
+def test_the_record_is_what_was_ranked_and_chosen(name, rows):
+    """The logits bit by bit, and the choices in the oracle's order."""
+    geometry = TINY_MOE[name]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, LENGTHS[:rows], FRESH)
+    runner = Runner(geometry, weights, (rows,), GRID, emulation=EmulationOptions(check_order=True))
+    record, outputs = recorded(runner, inputs)
+    logits = kernel_logits(runner, rows)
+    assert torch.equal(record.logits.view(torch.int16), logits.view(torch.int16)), f"seed {FRESH}"
+    for layer in range(geometry.num_layers):
+        assert record.ids[layer].tolist() == routing.choose(logits[layer], geometry.top_k, False).ids.tolist(), f"layer {layer}, seed {FRESH}"
+    assert runner.kernel.last_report.num_races == 0 and same_bits(outputs, runner.run(inputs))
+
+
+def test_a_router_of_zeros_takes_the_first_experts():
+    geometry = TINY_MOE["many"]
+    weights = random_weights(geometry, FRESH)
+    for layer in weights.layers:
+        layer.router.zero_()
+    _, _, runs = check("many", 5, FRESH, weights=weights)
+    for choices in runs[0].choices:
+        assert choices.ids.tolist() == [list(range(8))] * 5 and torch.equal(choices.weights, torch.full((5, 8), 0.125, dtype=torch.float64))
+
+
+def test_equal_rows_get_equal_bits():
+    """Requests of one token, the same one: every expert that one row takes has all of them."""
+    geometry = TINY_MOE["many"]
+    inputs = random_step(geometry, [1] * 8, FRESH)
+    inputs.input_ids.fill_(7)
+    record, outputs = recorded(Runner(geometry, random_weights(geometry, FRESH), (8,), GRID), inputs)
+    assert all(torch.equal(outputs.hidden[0], row) for row in outputs.hidden) and bool((record.ids == record.ids[:, :1]).all())
+
+
+def test_an_expert_whose_logits_are_nan_is_taken_last():
+    geometry = TINY_MOE["few"]
+    weights = random_weights(geometry, FRESH)
+    for layer in weights.layers:
+        layer.router[3] = float("nan")
+    record, _ = recorded(Runner(geometry, weights, (5,), GRID), random_step(geometry, LENGTHS[:5], FRESH))
+    assert record.logits[0, :, 3].isnan().all() and not bool((record.ids[0] == 3).any())
+
+
+def test_a_dense_step_records_no_routing():
+    geometry = dataclasses.replace(TINY_MOE["few"], num_experts=0, top_k=0, moe_intermediate=0)
+    inputs = random_step(geometry, [3], 1)
+    with pytest.raises(ValueError, match="routing: the layers are dense"):
+        Runner(geometry, random_weights(geometry, 1), (1,), GRID).run(inputs, routing=RoutingRecord.empty(geometry, 1, torch.device("cpu")))
 
 
 def test_widths_share_one_workspace():
