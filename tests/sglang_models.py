@@ -4,16 +4,17 @@
 PREAMBLE = """
 import json, socket, sys
 import torch
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 import sglang.srt.layers.rotary_embedding.base as rope
 rope._is_cpu = True  # no vllm import on a CPU machine
 from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
-from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3
+from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, QWEN3_MOE
 
 publish(ServerArgs(model_path="dummy", device="cpu"), role="scheduler", ranks=SpawnRanks(world_rank=0))
 with socket.socket() as probe:
@@ -28,5 +29,6 @@ MODELS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, QWEN3),
     "llama": (LlamaConfig, LlamaForCausalLM, LLAMA),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, QWEN2),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, QWEN3_MOE),
 }
 """

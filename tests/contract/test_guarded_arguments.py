@@ -8,17 +8,21 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
 from sgl_lowlatency.guard import config as guard
-from sgl_lowlatency.guard import speculation
-from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC as SPEC
+from sgl_lowlatency.guard import moe, speculation
+from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC
+from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
 
 DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
 
 
-@pytest.mark.parametrize("name", [row[0] for row in guard._SERVER_ARGUMENTS])
-def test_the_default_of_a_guarded_argument_is_served(name):
+@pytest.mark.parametrize(
+    ("table", "name"), [(table, row[0]) for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS) for row in table],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_default_of_a_guarded_argument_is_served(table, name):
     served = SimpleNamespace(**DEFAULTS)
     assert name in DEFAULTS
-    assert not [reason for reason in guard._server_argument_reasons(served) if name.replace("_", "-") in reason]
+    assert not [reason for reason in guard._server_argument_reasons(served, table) if name.replace("_", "-") in reason]
 
 
 def test_what_the_guard_reads_of_speculation_exists_and_its_default_is_served():
@@ -33,7 +37,13 @@ def test_an_argument_this_sglang_lacks_is_a_reason():
     assert "no server argument 'kv_canary'" in reason
 
 
-def test_required_names_exist():
+@pytest.mark.parametrize("spec", [QWEN3_SPEC, QWEN3_MOE_SPEC], ids=lambda spec: spec.name)
+def test_required_names_exist(spec):
     """SGLang reads them with getattr: a name it lacks would be an AttributeError at every start."""
-    assert set(SPEC.requires.server_args) <= set(DEFAULTS)
-    assert all(hasattr(envs, name) for name in SPEC.requires.env)
+    assert set(spec.requires.server_args) <= set(DEFAULTS)
+    assert all(hasattr(envs, name) for name in spec.requires.env)
+
+
+def test_the_defaults_of_what_moe_requires_are_served():
+    assert DEFAULTS["moe_runner_backend"] in QWEN3_MOE_SPEC.requires.server_args["moe_runner_backend"]
+    assert {name: getattr(envs, name).get() for name in moe.ENVIRONMENT} == moe.ENVIRONMENT

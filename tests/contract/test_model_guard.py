@@ -1,4 +1,4 @@
-"""The after-load guard over SGLang's real Qwen3ForCausalLM on the CPU, in a process of its own (it needs process groups).
+"""The after-load guard over SGLang's real models on the CPU, in a process of its own (it needs process groups).
 
 Oracle: the change made to the config or the dtype is what the reasons name, and nothing else.
 """
@@ -20,10 +20,15 @@ for name, (dtype, fields) in json.load(sys.stdin).items():
                  intermediate_size=192, vocab_size=1000, max_position_embeddings=512, tie_word_embeddings=True)
     config = config_class(**{**sizes, **fields})
     torch.set_default_dtype(getattr(torch, dtype))
-    found[name] = model_disable_reasons(model_class(config), config, judged_as)
+    model = model_class(config)
+    for module in model.modules():
+        if hasattr(module, "w13_weight"):
+            module.quant_method.process_weights_after_loading(module)
+    found[name] = model_disable_reasons(model, config, judged_as)
 print(json.dumps(found))
 """
 
+MOE = {"family": "qwen3_moe", "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "norm_topk_prob": True}
 CASES = {
     "bf16": ("bfloat16", {}),
     "untied": ("bfloat16", {"tie_word_embeddings": False}),
@@ -32,6 +37,9 @@ CASES = {
     "llama3": ("bfloat16", {"family": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                             "high_freq_factor": 4.0, "original_max_position_embeddings": 128}}),
     "qwen2": ("bfloat16", {"family": "qwen2"}),
+    "moe": ("bfloat16", {**MOE}),
+    "moe without renormalisation": ("bfloat16", {**MOE, "norm_topk_prob": False}),
+    "moe fp16": ("float16", {**MOE}),
     "llama with a bias": ("bfloat16", {"family": "llama", "attention_bias": True}),
     "llama taken for qwen2": ("bfloat16", {"family": "llama", "judged_as": "qwen2"}),
     "fp16": ("float16", {}),
@@ -47,7 +55,7 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["bf16", "untied", "yarn", "llama", "llama3", "qwen2"])
+@pytest.mark.parametrize("name", ["bf16", "untied", "yarn", "llama", "llama3", "qwen2", "moe", "moe without renormalisation"])
 def test_served_models_have_no_reason(found, name):
     assert found[name] == []
 
@@ -57,6 +65,11 @@ def test_fp16_names_every_weight_once(found):
     names |= {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
     lines = [reason.removeprefix("layer 0: ").removesuffix(" (and 1 more layers)") for reason in found["fp16"]]
     assert sorted(lines) == sorted(f"{name}.weight is float16, not bfloat16" for name in names)
+
+
+def test_fp16_names_every_weight_of_a_moe_layer(found):
+    lines = {reason.removeprefix("layer 0: ").removesuffix(" (and 1 more layers)") for reason in found["moe fp16"]}
+    assert {f"{name} is float16, not bfloat16" for name in ("gate.weight", "experts.w13_weight", "experts.w2_weight")} <= lines
 
 
 def test_bias(found):

@@ -46,7 +46,7 @@ print(contract.registered_architectures(), sorted(set(sys.modules) - before))
 def test_registering_imports_nothing_but_the_configuration():
     """In a fresh process, as every SGLang process does it: paths only, neither the specs nor torch."""
     done = subprocess.run([sys.executable, "-c", REGISTER], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM'] ['sgl_lowlatency.config']\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "['LlamaForCausalLM', 'Qwen2ForCausalLM', 'Qwen3ForCausalLM', 'Qwen3MoeForCausalLM'] ['sgl_lowlatency.config']\n"), done.stderr
 
 
 def test_amd_registers_nothing_and_sglang_says_so():

@@ -9,11 +9,13 @@ import pytest
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.moe.topk import StandardTopKOutput
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner_utils import capture_mode
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeSparseMoeBlock
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang_source import source
@@ -28,20 +30,22 @@ def parameters(function):
     return list(inspect.signature(function).parameters)
 
 
-def test_plan_knows_every_parameter_of_the_forward_it_stands_before():
-    theirs = parameters(Qwen3ForCausalLM.forward)
+@pytest.mark.parametrize("model", [Qwen3ForCausalLM, Qwen3MoeForCausalLM])
+def test_plan_knows_every_parameter_of_the_forward_it_stands_before(model):
+    theirs = parameters(model.forward)
     assert theirs[:4] == ["self", "input_ids", "positions", "forward_batch"]
     ours = inspect.signature(fallback_reason).parameters
     assert [name for name in theirs[4:] if name not in ours] == []
     for name in theirs[4:]:
-        assert ours[name].default == inspect.signature(Qwen3ForCausalLM.forward).parameters[name].default, name
+        assert ours[name].default == inspect.signature(model.forward).parameters[name].default, name
 
 
-def test_the_logits_processor_is_called_as_the_model_calls_it():
+@pytest.mark.parametrize("model", [Qwen3ForCausalLM, Qwen3MoeForCausalLM])
+def test_the_logits_processor_is_called_as_the_model_calls_it(model):
     assert parameters(LogitsProcessor.forward)[:6] == [
         "self", "input_ids", "hidden_states", "lm_head", "logits_metadata", "aux_hidden_states",
     ]
-    assert "self.logits_processor(" in inspect.getsource(Qwen3ForCausalLM.forward)
+    assert "self.logits_processor(" in inspect.getsource(model.forward)
 
 
 def test_a_batch_of_the_self_check_leaves_no_field_of_the_live_one_that_names_its_requests():
@@ -118,3 +122,12 @@ def test_capture_mode_is_read_where_sglang_sets_it():
     with capture_mode.model_capture_mode():
         assert sglang_state.capturing_graphs() is True
     assert sglang_state.capturing_graphs() is False
+
+
+def test_a_moe_block_calls_its_router_as_the_self_check_stands_in_for_it():
+    """runtime/self_check_moe.py: topk(hidden_states, router_logits), of the gate's output, and its ids and weights are the experts' only choice."""
+    source = inspect.getsource(Qwen3MoeSparseMoeBlock.forward_normal)
+    assert "router_logits, _ = self.gate(hidden_states)" in source
+    assert "topk_output = self.topk(hidden_states, router_logits)" in source
+    assert "self.experts(hidden_states, topk_output)" in source
+    assert StandardTopKOutput._fields == ("topk_weights", "topk_ids", "router_logits")

@@ -93,3 +93,38 @@ def test_all_unsupported_fields_are_named_together():
 def test_a_missing_or_senseless_field_raises_and_is_named(value):
     with pytest.raises(ValueError, match="config.hidden_size is .*, not a positive integer"):
         Geometry.from_hf_config(hf_config(hidden_size=value))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (  # Qwen3-30B-A3B
+            {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768},
+            (48, 2048, 32, 4, 768),
+        ),
+        (  # Qwen3-235B-A22B
+            {"hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, "moe_intermediate_size": 1536},
+            (94, 4096, 64, 4, 1536),
+        ),
+    ],
+)
+def test_moe_models_are_served(fields, expected):
+    config = hf_config(num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, **fields)
+    geometry = Geometry.from_hf_config(config)
+    layers, hidden, q_heads, kv_heads, channels = expected
+    assert geometry.reasons() == [] and geometry.is_moe and geometry.mlp_channels == channels
+    assert geometry == Geometry(
+        layers, hidden, q_heads, kv_heads, 128, 0, 151936, 40960, 1e-6, False,
+        num_experts=128, top_k=8, moe_intermediate=channels, norm_topk_prob=True,
+    )
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, True), ({"norm_topk_prob": False}, False), ({"norm_topk_prob": True}, True)])
+def test_norm_topk_prob_defaults_to_true_as_in_sglang(given, expected):
+    config = hf_config(num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768, **given)
+    assert Geometry.from_hf_config(config).norm_topk_prob is expected
+
+
+def test_a_moe_field_that_is_missing_is_named_and_intermediate_size_is_not_read():
+    with pytest.raises(ValueError, match="^config.num_experts_per_tok is None, not a positive integer$"):
+        Geometry.from_hf_config(hf_config(num_experts=128, moe_intermediate_size=768, intermediate_size=None))

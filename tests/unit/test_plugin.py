@@ -42,6 +42,7 @@ def test_nvidia_registers_paths(registered, emulated):
         ("LlamaForCausalLM", "sgl_lowlatency.specs.nvidia.dense:LLAMA_SPEC"),
         ("Qwen2ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN2_SPEC"),
         ("Qwen3ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC"),
+        ("Qwen3MoeForCausalLM", "sgl_lowlatency.specs.nvidia.qwen3_moe:QWEN3_MOE_SPEC"),
     ]
     assert emulated == []
 
@@ -49,14 +50,14 @@ def test_nvidia_registers_paths(registered, emulated):
 def test_emulation_is_installed_on_request_only(registered, emulated, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "1")
     plugin.register_nvidia()
-    assert len(registered) == 3 and emulated == [1]
+    assert len(registered) == 4 and emulated == [1]
 
 
 def test_a_bad_variable_raises_and_leaves_the_specs_to_name_it(registered, emulated, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "maybe")
     with pytest.raises(ValueError, match="SGL_LOWLATENCY_EMULATE='maybe' is not 0 or 1"):
         plugin.register_nvidia()
-    assert len(registered) == 3 and emulated == []
+    assert len(registered) == 4 and emulated == []
 
 
 def test_amd_registers_nothing(registered):

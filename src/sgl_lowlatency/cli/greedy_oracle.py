@@ -2,6 +2,9 @@
 
 Two correct bf16 forwards may pick different tokens where the best two logits are closer than their rounding. A token is right
 when its float64 logit is within `ERROR_MULTIPLE` times the standard path's own error of the best one, at that position.
+
+Of a MoE model rounding also decides between experts whose router logits nearly tie. What that may move counts into the error: the standard path runs
+once more with the next expert in the place of the last one wherever the two nearly tie, at this position or one before.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import torch
 
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference import dense_decode, standard_path
+from sgl_lowlatency.reference import dense_decode, moe_step, routing, standard_path
 from sgl_lowlatency.reference.inputs import cos_sin_table
 from sgl_lowlatency.reference.step import StepInputs
 
+NEAR_TIE = 0.1  # of router logits, in units of the row's root mean square: a few times what bf16 moves them by in a tiny model
 ERROR_MULTIPLE = 3.0  # the standard path's error once for itself, twice for ours: the numerics gate's factor
 
 
@@ -61,11 +65,26 @@ class GreedyOracle:
         tokens = prompt_ids + output_ids[:-1]
         with _one_thread():
             exact = self._logits(tokens, torch.float64)[len(prompt_ids) - 1 :]
-            rounded = self._logits(tokens, torch.bfloat16)[len(prompt_ids) - 1 :].double()
-        return exact, ERROR_MULTIPLE * (exact - rounded).abs().amax(dim=-1)
+            error = (exact - self._logits(tokens, torch.bfloat16)[len(prompt_ids) - 1 :].double()).abs().amax(dim=-1)
+            if self._geometry.is_moe:
+                other = self._logits(tokens, torch.bfloat16, self._choose_next)[len(prompt_ids) - 1 :].double()
+                error = torch.maximum(error, (exact - other).abs().amax(dim=-1))
+        return exact, ERROR_MULTIPLE * error
 
-    def _logits(self, tokens: list[int], dtype: torch.dtype) -> torch.Tensor:
-        """[tokens, vocab] by one decode step a token; dtype bf16 runs SGLang's rounding."""
+    def _choose_next(self, logits: torch.Tensor) -> routing.Choices:
+        """The router's choices, with the next expert instead of the last where the two nearly tie."""
+        g, values = self._geometry, logits.double()
+        choices = routing.choose(logits, g.top_k, g.norm_topk_prob)
+        following = routing.choose(logits, g.top_k + 1, False)
+        gap = values.gather(1, following.ids[:, -2:-1]) - values.gather(1, following.ids[:, -1:])
+        is_tie = (gap < NEAR_TIE * values.square().mean(dim=-1, keepdim=True).sqrt())[:, 0]
+        ids = choices.ids.clone()
+        ids[is_tie, -1] = following.ids[is_tie, -1]
+        weights = values.softmax(dim=-1).gather(1, ids)
+        return routing.Choices(ids, weights / weights.sum(dim=-1, keepdim=True) if g.norm_topk_prob else weights)
+
+    def _logits(self, tokens: list[int], dtype: torch.dtype, choose: moe_step.Choose | None = None) -> torch.Tensor:
+        """[tokens, vocab] by one decode step a token; dtype bf16 runs SGLang's rounding. choose: of MoE layers, another rule than the router's."""
         g = self._geometry
         shape = (len(tokens), g.num_kv_heads, g.head_dim)
         k, v = ([torch.zeros(shape, dtype=dtype) for _ in range(g.num_layers)] for _ in range(2))
@@ -74,7 +93,11 @@ class GreedyOracle:
         for position, token in enumerate(tokens):
             at = torch.tensor([position])
             inputs = StepInputs(torch.tensor([token]), at, at + 1, torch.tensor([0]), at, table, k, v)
-            if dtype == torch.bfloat16:
+            if g.is_moe and dtype == torch.bfloat16:
+                outputs = moe_step.standard_step(g, self._weights, inputs, self._lm_head, choose=choose).outputs
+            elif g.is_moe:
+                outputs = moe_step.decode_step(g, self._weights, inputs, dtype, self._lm_head).outputs
+            elif dtype == torch.bfloat16:
                 outputs = standard_path.decode_step(g, self._weights, inputs, self._lm_head, rounds_activations=False)
             else:
                 outputs = dense_decode.decode_step(g, self._weights, inputs, dtype, self._lm_head)
@@ -115,9 +138,17 @@ def _load(model: Path) -> tuple[Geometry, DecodeStepWeights, torch.Tensor]:
         of_rows = [tensors[f"{part}.weight_scale"].expand(len(weight)) for part, weight in zip(parts, weights)]
         return {name: whole, f"{name}_scale": torch.cat(of_rows)}
 
+    def mlp_fields(mlp: str) -> dict[str, torch.Tensor]:
+        if not geometry.is_moe:
+            return {**matrix("gate_up", mlp + "gate_proj", mlp + "up_proj"), **matrix("down", mlp + "down_proj")}
+        experts = [f"{mlp}experts.{expert}." for expert in range(geometry.num_experts)]
+        gate_up = [torch.cat([tensors[expert + "gate_proj.weight"], tensors[expert + "up_proj.weight"]]) for expert in experts]
+        down = [tensors[expert + "down_proj.weight"] for expert in experts]
+        return {"router": tensors[mlp + "gate.weight"], "gate_up": torch.stack(gate_up), "down": torch.stack(down)}
+
     def layer(index: int) -> LayerTensors:
         at = f"model.layers.{index}."
-        attention, mlp = at + "self_attn.", at + "mlp."
+        attention = at + "self_attn."
         return LayerTensors(
             input_norm=tensors[at + "input_layernorm.weight"],
             **matrix("qkv", *[f"{attention}{name}_proj" for name in "qkv"]),
@@ -126,8 +157,7 @@ def _load(model: Path) -> tuple[Geometry, DecodeStepWeights, torch.Tensor]:
             k_norm=tensors.get(attention + "k_norm.weight"),
             **matrix("out_proj", attention + "o_proj"),
             post_norm=tensors[at + "post_attention_layernorm.weight"],
-            **matrix("gate_up", mlp + "gate_proj", mlp + "up_proj"),
-            **matrix("down", mlp + "down_proj"),
+            **mlp_fields(at + "mlp."),
         )
 
     weights = DecodeStepWeights(

@@ -70,6 +70,11 @@ def moe_reasons(mlp: Any, geometry: Geometry) -> Iterator[str]:
     yield from _experts_reasons(mlp.experts, geometry)
 
 
+def _is_set(value: Any) -> bool:
+    """Whether a field that may hold a flag, a number, a function or a tensor asks for something; numbers of 0 do not."""
+    return not (value is None or value is False or (isinstance(value, (int, float)) and value == 0))
+
+
 def _router_reasons(topk: Any, geometry: Geometry) -> Iterator[str]:
     if topk.top_k != geometry.top_k:
         yield f"topk takes {topk.top_k} experts, config.num_experts_per_tok is {geometry.top_k}"
@@ -78,7 +83,7 @@ def _router_reasons(topk: Any, geometry: Geometry) -> Iterator[str]:
     if topk.scoring_func != "softmax":
         yield f"topk scores by {topk.scoring_func}, not by softmax"
     for name in ("use_grouped_topk", "custom_routing_function", "correction_bias", "num_shared_topk_slots"):
-        if getattr(topk, name) not in (None, False, 0):
+        if _is_set(getattr(topk, name)):
             yield f"topk.{name} is set: the kernel chooses by the router's logits alone"
     if topk.routed_scaling_factor not in (None, 1.0):
         yield f"topk scales its weights by {topk.routed_scaling_factor}"
@@ -106,7 +111,7 @@ def _experts_reasons(experts: Any, geometry: Geometry) -> Iterator[str]:
     if (config.activation, config.is_gated) != ("silu", True):
         yield f"experts have the activation {config.activation}{'' if config.is_gated else ', not gated'}, not a gated silu"
     for name in ("apply_router_weight_on_input", "no_combine", "num_fused_shared_experts", "gemm1_alpha", "gemm1_clamp_limit", "swiglu_limit"):
-        if getattr(config, name) not in (None, False, 0):
+        if _is_set(getattr(config, name)):
             yield f"experts have {name} {getattr(config, name)}"
     if config.routed_scaling_factor not in (None, 1.0):
         yield f"experts have routed_scaling_factor {config.routed_scaling_factor}"

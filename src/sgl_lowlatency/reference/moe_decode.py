@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -77,18 +78,19 @@ def mlp_half(
     renormalizes: bool = True,
     dtype: torch.dtype = torch.float64,
     logits_dtype: torch.dtype | None = torch.bfloat16,
-    choices: routing.Choices | None = None,
+    choices: routing.Choices | Callable[[torch.Tensor], routing.Choices] | None = None,
 ) -> MoeOutputs:
     """The residual stream x [rows, hidden] through the MLP half, in `dtype`.
 
     logits_dtype: what logits are rounded to before they are ranked and weighed: SGLang's router is a bf16 matrix product. None: nothing.
-    choices: taken instead of the router's. A row whose last chosen logit and the next are within rounding may choose differently in
-    any other arithmetic: give both sides the choices of one, and compare logits by themselves.
+    choices: taken instead of the router's, or the rule that makes them of the logits. A row whose last chosen logit and the next are within
+    rounding may choose differently in any other arithmetic: give both sides the choices of one, and compare logits by themselves.
     """
     x = x.to(dtype)
     y = rms_norm(x, tensors.post_norm, eps)
     logits = y @ tensors.router.to(dtype).T
     if logits_dtype is not None:
         logits = logits.to(logits_dtype)
-    choices = choices or routing.choose(logits, top_k, renormalizes)
+    if not isinstance(choices, routing.Choices):
+        choices = (choices or (lambda ranked: routing.choose(ranked, top_k, renormalizes)))(logits)
     return MoeOutputs(x + combine(tensors, y, choices), logits, choices)

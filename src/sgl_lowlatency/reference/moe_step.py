@@ -7,7 +7,7 @@ and what follows is then no matter of precision. Logits are compared by themselv
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +15,10 @@ from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerT
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference import dense_decode, moe_decode, moe_standard_path, routing, standard_path
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
+
+
+# choose(logits [rows, num_experts]) -> their choices; of one's own, in the place of the router's rule
+Choose = Callable[[torch.Tensor], routing.Choices]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +43,17 @@ def decode_step(
     captured: Sequence[int] = (),
     choices: list[routing.Choices] | None = None,
     rounds_logits: bool = True,
+    choose: Choose | None = None,
 ) -> MoeStep:
     """The oracle, as dense_decode.decode_step. choices: of every layer, else the router's, on logits rounded to bf16 as SGLang's are or, without
-    rounds_logits, as they come. The logits of a step whose choices are given are not rounded."""
+    rounds_logits, as they come. The logits of a step whose choices are given are not rounded. choose: instead of the router's rule."""
     logits, chosen = [], []
 
     def mlp_half(layer: int, x: torch.Tensor) -> torch.Tensor:
-        given = None if choices is None else choices[layer]
+        given = choose if choices is None else choices[layer]
         out = moe_decode.mlp_half(
             tensors(weights.layers[layer]), x, geometry.top_k, geometry.rms_eps, geometry.norm_topk_prob, dtype,
-            torch.bfloat16 if rounds_logits and given is None else None, given,
+            torch.bfloat16 if rounds_logits and choices is None else None, given,
         )
         logits.append(out.logits)
         chosen.append(out.choices)
@@ -65,14 +70,16 @@ def standard_step(
     lm_head: torch.Tensor | None = None,
     captured: Sequence[int] = (),
     choices: list[routing.Choices] | None = None,
+    choose: Choose | None = None,
 ) -> MoeStep:
-    """SGLang's own bf16 path, as standard_path.decode_step."""
+    """SGLang's own bf16 path, as standard_path.decode_step. choices, choose: as decode_step has them."""
+    rule = choose or (lambda ranked: routing.choose(ranked, geometry.top_k, geometry.norm_topk_prob))
     logits, chosen = [], []
 
     def mlp(layer: int, normed: torch.Tensor) -> torch.Tensor:
         of_layer = tensors(weights.layers[layer])
         logits.append(torch.nn.functional.linear(normed, of_layer.router))
-        chosen.append(choices[layer] if choices is not None else routing.choose(logits[-1], geometry.top_k, geometry.norm_topk_prob))
+        chosen.append(choices[layer] if choices is not None else rule(logits[-1]))
         return moe_standard_path.combine(of_layer, normed, chosen[-1])
 
     outputs = standard_path.decode_step(geometry, weights, inputs, lm_head, captured=captured, mlp=mlp)

@@ -1,4 +1,4 @@
-"""The self-check of MoE layers: it passes the kernel and near ties, fails wrong choices, wrong routers and wrong experts, and leaves the routers alone."""
+"""The self-check of MoE layers: it passes the kernel and near ties, fails wrong choices, routers and experts, and leaves the routers alone."""
 
 from __future__ import annotations
 
