@@ -9,6 +9,7 @@
 #          long       decode_ab at 8k and 32k, batch 1, prompts kept in the prefix cache (about 2 min)
 #          served     speed's and long's cases on one pair of servers of 32k context, prompts kept in the prefix cache
 #          fp8        decode_ab of FP8 matrices at 1k, batch 1 2 4 8 (about 3 min)
+#          moe        decode_step of Qwen3-30B-A3B by itself, then decode_ab of it at 1k, batch 1 2 4 8: 61 GB of weights a server (about 6 min)
 #          profile    as speed, with GPU-only step times from traces (about 5 min)
 #          standard   SGLang's own graph and decode_step, GPU time only, with and without LM head (about 3 min)
 #          standard-fp8  SGLang's own graph of the model with FP8 matrices (about 3 min)
@@ -66,6 +67,9 @@ for name in "$@"; do
     served) phase served serve.decode_ab --name served-qwen3-8b-to-32k --cases 1x1024,2x1024,4x1024,8x1024,1x8000,1x32000 --radix \
       --compare-tokens 64 || status=1 ;;
     fp8) phase fp8 serve.decode_ab --quantization fp8 --compare-tokens 64 || status=1 ;;
+    moe)
+      phase moe-kernel kernels.decode_step --name kernel-decode-step-moe --models qwen3-30b-a3b --contexts 1024,8000 --rows 1,2,4,8,16 || status=1
+      phase moe serve.decode_ab --model qwen3-30b-a3b --server-arg=--mem-fraction-static --server-arg=0.97 --compare-tokens 64 || status=1 ;;
     standard) phase standard kernels.standard_step || status=1 ;;
     standard-fp8) phase standard-fp8 kernels.standard_step --quantization fp8 || status=1 ;;
     ngram) phase ngram serve.ngram_ab || status=1 ;;

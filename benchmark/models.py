@@ -1,4 +1,4 @@
-"""Model directories of named dense geometries, for benchmarks and GPU checks.
+"""Model directories of named geometries, for benchmarks and GPU checks.
 
     python3 -m benchmark.models OUT_DIR --name qwen3-8b [--layers N] [--seed 0]
 
@@ -24,13 +24,35 @@ SHAPES = {
         num_layers=4, hidden=256, num_q_heads=4, num_kv_heads=2, head_dim=64, intermediate=512,
         vocab=2048, max_position=2048, rms_eps=1e-6, tied_head=True,
     ),
+    "qwen3-moe-tiny": Shape(
+        num_layers=4, hidden=256, num_q_heads=4, num_kv_heads=2, head_dim=128, intermediate=0, vocab=2048, max_position=2048, rms_eps=1e-6,
+        tied_head=False, num_experts=32, top_k=4, moe_intermediate=128, norm_topk_prob=True,
+    ),
     **PRESETS,
 }
 
 
 def architecture_of(shape: Shape) -> str:
-    """The HF architecture whose layers have this shape's norms and bias."""
-    return next(name for name, f in FAMILIES.items() if (f.has_qk_norm, f.has_qkv_bias) == (shape.has_qk_norm, shape.has_qkv_bias))
+    """The HF architecture whose layers have this shape's norms, bias and experts."""
+    wanted = shape.has_qk_norm, shape.has_qkv_bias, shape.is_moe
+    return next(name for name, f in FAMILIES.items() if (f.has_qk_norm, f.has_qkv_bias, f.is_moe) == wanted)
+
+
+def moe_config(shape: Shape) -> dict:
+    """What the config of a MoE model has beside a dense one's; {} for dense layers."""
+    if not shape.is_moe:
+        return {}
+    return {
+        "decoder_sparse_step": 1,
+        "intermediate_size": 3 * shape.hidden,  # no layer's
+        "mlp_only_layers": [],
+        "moe_intermediate_size": shape.moe_intermediate,
+        "norm_topk_prob": shape.norm_topk_prob,
+        "num_experts": shape.num_experts,
+        "num_experts_per_tok": shape.top_k,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+    }
 
 
 def hf_config(shape: Shape, architecture: str | None = None, fp8: bool = False) -> dict:
@@ -40,7 +62,7 @@ def hf_config(shape: Shape, architecture: str | None = None, fp8: bool = False) 
     quantization = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [FP8_BLOCK] * 2}
     return ({"quantization_config": quantization} if fp8 else {}) | {
         "architectures": [architecture],
-        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "model_type": architecture.removesuffix("ForCausalLM").lower().replace("moe", "_moe"),
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": 1,
@@ -64,7 +86,7 @@ def hf_config(shape: Shape, architecture: str | None = None, fp8: bool = False) 
         "use_cache": True,
         "use_sliding_window": False,
         "vocab_size": shape.vocab,
-    }
+    } | moe_config(shape)
 
 
 def write_model(

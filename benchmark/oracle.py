@@ -1,4 +1,4 @@
-"""Whole-model float32 forward of a random-weight Qwen3 directory, in plain torch, one layer's weights at a time.
+"""Whole-model float32 forward of a random-weight Qwen3 or Qwen3-MoE directory, in plain torch, one layer's weights at a time.
 
 It answers one question for the serving checks: by how much does float32 arithmetic prefer one next token over another? Of FP8 weights it
 takes the values that codes and scales mean, and rounds no activation.
@@ -42,12 +42,35 @@ class Oracle:
         cos, sin = rope_table(max(map(len, sequences)), cfg["head_dim"], cfg["rope_theta"], self._device)
         for layer in range(cfg["num_hidden_layers"]):
             at = f"model.layers.{layer}."
-            weight = {n[len(at) :]: self._weights.exact(n).float() for n in self._weights.names if n.startswith(at)}
-            states = [_layer(x, weight, cfg, cos, sin, eps) for x in states]
+            names = [n for n in self._weights.names if n.startswith(at) and ".experts." not in n]
+            weight = {n[len(at) :]: self._weights.exact(n).float() for n in names}
+            states = [_attention(x, weight, cfg, cos, sin, eps) for x in states]
+            if "num_experts" in cfg:
+                states = self._experts(at + "mlp.", states, weight, eps)
+            else:
+                states = [_mlp(x, weight, eps) for x in states]
         final = self._weights.exact("model.norm.weight").float()
         head = embedding if cfg["tie_word_embeddings"] else self._weights.exact("lm_head.weight")
         states = [rms_norm(x[begin:], final, eps) for x, begin in zip(states, first, strict=True)]
         return [torch.cat([x @ part.float().T for part in head.split(32768)], dim=1) for x in states]
+
+
+    def _experts(self, at: str, states: list, weight: dict, eps: float) -> list:
+        """states through a layer's router and experts, each expert's weights drawn once."""
+        import torch
+
+        cfg, sizes = self.config, [len(x) for x in states]
+        x = torch.cat(states)
+        y = rms_norm(x, weight["post_attention_layernorm.weight"], eps)
+        probabilities, ids = (y @ weight["mlp.gate.weight"].T).softmax(dim=-1).topk(cfg["num_experts_per_tok"], dim=-1)
+        if cfg["norm_topk_prob"]:
+            probabilities = probabilities / probabilities.sum(dim=-1, keepdim=True)
+        for expert in range(cfg["num_experts"]):
+            rows, ranks = (ids == expert).nonzero(as_tuple=True)
+            if len(rows):
+                gate, up, down = (self._weights.exact(f"{at}experts.{expert}.{name}_proj.weight").float() for name in ("gate", "up", "down"))
+                x = x.index_add(0, rows, probabilities[rows, ranks, None] * _gated(y[rows], gate, up, down))
+        return list(x.split(sizes))
 
 
 class Remembered:
@@ -90,7 +113,7 @@ def _rope(x, cos, sin):
     return torch.cat((low * c - high * s, high * c + low * s), dim=-1)
 
 
-def _layer(x, w, cfg, cos, sin, eps):
+def _attention(x, w, cfg, cos, sin, eps):
     import torch.nn.functional as F
 
     tokens, dim = x.shape[0], cfg["head_dim"]
@@ -101,7 +124,15 @@ def _layer(x, w, cfg, cos, sin, eps):
     k = _rope(rms_norm(k, w["self_attn.k_norm.weight"], eps), cos, sin)
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
     mixed = F.scaled_dot_product_attention(*(t.transpose(0, 1)[None] for t in (q, k, v)), is_causal=True)
-    x = x + mixed[0].transpose(0, 1).reshape(tokens, -1) @ w["self_attn.o_proj.weight"].T
+    return x + mixed[0].transpose(0, 1).reshape(tokens, -1) @ w["self_attn.o_proj.weight"].T
+
+
+def _mlp(x, w, eps):
     y = rms_norm(x, w["post_attention_layernorm.weight"], eps)
-    gated = F.silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)
-    return x + gated @ w["mlp.down_proj.weight"].T
+    return x + _gated(y, *(w[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")))
+
+
+def _gated(y, gate, up, down):
+    import torch.nn.functional as F
+
+    return (F.silu(y @ gate.T) * (y @ up.T)) @ down.T

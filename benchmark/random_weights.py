@@ -1,4 +1,4 @@
-"""Seeded real-scale random weights of a dense model (Qwen3, Llama, Qwen2), and the SGLang load hook that serves them.
+"""Seeded real-scale random weights of a model (Qwen3, Llama, Qwen2, Qwen3-MoE), and the SGLang load hook that serves them.
 
 `register()` is an entry point of the group `sglang.srt.plugins` (see `install_hook`). It makes SGLang's default loader draw
 the weights of a directory that holds `random_weights.json` on the model's device and pass them through the model's own
@@ -24,6 +24,8 @@ MARKER = "random_weights.json"
 FP8_BLOCK = 128  # rows and columns that share a scale
 QK_GAIN = 1.4
 QKV_BIAS_STD = 0.5
+ROUTER_STD = 2.0  # of router logits: of 128 experts, top 8, the eighth weight is then about a twentieth
+EXPERTS_STD = 0.45  # of a row's sum over experts, where each gives 1: the root of the weights' squares, summed
 BRANCH_STD = 0.5  # what one attention or MLP branch adds to the residual stream
 LOGIT_STD = 3.0
 TIED_LOGIT_STD = 1.5  # a tied head repeats the last token when the embedding weighs more in the residual stream
@@ -44,15 +46,21 @@ def tensor_plan(config: dict) -> Iterator[tuple[str, tuple[int, ...], float, flo
             yield at + f"self_attn.{name}_proj.weight", (rows, hidden), 0.0, 1 / math.sqrt(hidden)
             if architecture == "Qwen2ForCausalLM":
                 yield at + f"self_attn.{name}_proj.bias", (rows,), 0.0, QKV_BIAS_STD
-        if architecture == "Qwen3ForCausalLM":
+        if architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
             yield at + "self_attn.q_norm.weight", (dim,), QK_GAIN, 0.15
             yield at + "self_attn.k_norm.weight", (dim,), QK_GAIN, 0.15
         yield at + "self_attn.o_proj.weight", (hidden, q), 0.0, 2 * BRANCH_STD / math.sqrt(q)
         yield at + "post_attention_layernorm.weight", (hidden,), 1.0, 0.1
-        for name in ("gate", "up"):
-            yield at + f"mlp.{name}_proj.weight", (inter, hidden), 0.0, 1 / math.sqrt(hidden)
-        # silu(g) * u of two unit normals has a standard deviation near 0.6
-        yield at + "mlp.down_proj.weight", (hidden, inter), 0.0, BRANCH_STD / 0.6 / math.sqrt(inter)
+        mlps, branch = [at + "mlp."], BRANCH_STD
+        if num_experts := config.get("num_experts"):
+            yield at + "mlp.gate.weight", (num_experts, hidden), 0.0, ROUTER_STD / math.sqrt(hidden)
+            mlps, branch = [at + f"mlp.experts.{expert}." for expert in range(num_experts)], BRANCH_STD / EXPERTS_STD
+            inter = config["moe_intermediate_size"]
+        for mlp in mlps:
+            for name in ("gate", "up"):
+                yield mlp + f"{name}_proj.weight", (inter, hidden), 0.0, 1 / math.sqrt(hidden)
+            # silu(g) * u of two unit normals has a standard deviation near 0.6
+            yield mlp + "down_proj.weight", (hidden, inter), 0.0, branch / 0.6 / math.sqrt(inter)
     yield "model.norm.weight", (hidden,), 1.0, 0.1
     if not tied:
         yield "lm_head.weight", (config["vocab_size"], hidden), 0.0, head_std

@@ -43,7 +43,7 @@ def biased(geometry: Geometry, weights: DecodeStepWeights, experts_of_token) -> 
     embedding = weights.embedding * 0.05
     for token in range(geometry.vocab):
         embedding[token, token % hidden] = 40.0
-    router = torch.zeros(geometry.num_experts, hidden, dtype=torch.bfloat16)
+    router = torch.zeros(geometry.num_experts, hidden, dtype=torch.bfloat16, device=embedding.device)
     for channel in range(hidden):
         for rank, expert in enumerate(experts_of_token(channel)):
             router[expert, channel] = 1.0 - rank / 16
@@ -93,6 +93,6 @@ def moe_gate(
     arms = [[one.outputs for one in arm] for arm in (ours, standard, oracle)]
     report = compare(*(join([first_rows(outputs, rows) for outputs in arm]) for arm in arms))
     logits = [torch.cat([one[:, :rows] for one in arm], 1) for arm in (
-        [one.logits for one in ours], [one.router_logits for one in standard], [one.router_logits for one in oracle])]
+        [one.logits for one in ours], [one.router_logits.cpu() for one in standard], [one.router_logits.cpu() for one in oracle])]
     of_layers = tuple(figure(f"router_logits[{layer}]", *(arm[layer] for arm in logits)) for layer in range(geometry.num_layers))
     return GateReport((*report.figures, *of_layers), report.top_token)

@@ -44,6 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = decode_step.Settings()
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--work", type=Path, default=None, help="the scratch folder that gpu_checks.sh names to every script; nothing is written")
     parser.add_argument("--name", default="kernel-decode-step", help="results file name")
     parser.add_argument("--models", default="qwen3-8b", help=f"comma list out of {', '.join(models.SHAPES)}")
     parser.add_argument("--weights", choices=tuple(decode_step.WEIGHT_FORMATS), default="bf16", help="of the layers' matrices")

@@ -8,13 +8,15 @@ Measurements alternate off/on, on/off, ...; a step's time is the slope between a
 HTTP and tokenisation cancel. A case ROWSxCONTEXT sends ROWS random prompts of CONTEXT tokens; SGLang prefills them, each time anew
 or, with --radix, once and found in its prefix cache from then on, which long prompts want: their prefill takes longer than the steps.
 Greedy tokens of the two servers are compared under the float32 oracle (token_check.py), and what the starts cost is read from the logs
-(startup.py). Writes OUT/NAME.json after every row; prints one table at the end. Exit status 0 if every check passed.
+(startup.py). The floor of a MoE model counts the distinct experts that the plugin's self-check counted for as many rows of random tokens.
+Writes OUT/NAME.json after every row; prints one table at the end. Exit status 0 if every check passed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 
@@ -77,14 +79,23 @@ def measure(pair, shape, args, results: Results, read_gb_s: float | None) -> Non
             one.client.timed(prompts, args.short)
         off, on, cached = step_times(pair, prompts, args)
         mean_context = context + (args.short + args.long) // 2
-        num_bytes = floors.step_bytes(shape, rows=batch, context=mean_context, with_head=True, fp8=args.quantization == "fp8")
+        experts = experts_a_layer(pair[1].log(), batch) if shape.is_moe else None
+        case = {"rows": batch, "context": mean_context, "fp8": args.quantization == "fp8", "experts": experts}
+        num_bytes = floors.step_bytes(shape, **case, with_head=True)
         row = {"model": args.slug, "dtype": args.quantization or "bf16", "tp": 1, "mode": "decode", "batch": batch, "rows": batch}
         row |= {"context": context, "off_ms": [round(x, 4) for x in off], "on_ms": [round(x, 4) for x in on]}
         row |= {"cached_prompt_tokens": cached, "floor_bytes": num_bytes, "layers": shape.num_layers}
+        row |= {"experts_a_layer": experts} if experts else {}
         if read_gb_s:
             row |= {"floor_ms": round(floors.floor_ms(num_bytes, read_gb_s), 4), "read_gb_s": round(read_gb_s)}
         row = results.add(**row)
         deadline.say(f"bs {batch} context {context}: off {off} on {on} ratio {row['ratio']}")
+
+
+def experts_a_layer(log: str, rows: int) -> float | None:
+    """Of a server's log, the distinct experts a layer that its self-check of so many rows met; None where there was none."""
+    found = re.search(rf"self-check: {rows} rows, .*; ([\d.]+) experts a layer\)", log)
+    return float(found[1]) if found else None
 
 
 def gpu_only(pair, shape, args, results: Results) -> None:

@@ -89,7 +89,7 @@ def kernel_builders(config: dict, *, ngram: bool) -> dict[str, Callable[[], obje
         "kvcache": lambda: kvcache._jit_kvcache_module(row_bytes, row_bytes, 0),
         "clamp_position": lambda: clamp_position._jit_clamp_position_module(torch.int64),
     }
-    if config["architectures"] == ["Qwen3ForCausalLM"]:
+    if config["architectures"][0] in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
         found["qknorm"] = lambda: norm._jit_qknorm_module(dim, bf16)
     if ngram:
         from sglang.kernels.ops.speculative import ngram_corpus, tree

@@ -6,6 +6,8 @@ measured in the same process. Each case is measured three times, in turn: a laun
 LM head, as served; and for comparison one graph of the first followed by the LM head as a product of its own (lm_head.py), whose
 weights the step's have pushed out of the L2 cache, as in serving. Each case is checked: no fault, every launch counted, hidden states and
 logits finite, written in full and bitwise the same eager, replayed and replayed again, logits near a float32 product.
+
+The floor of a MoE model counts the distinct experts that the rows of the case take, layer by layer: a launch of its own tells them.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from sgl_lowlatency.bench.results import Results
 from sgl_lowlatency.bench.shapes import Shape
 from sgl_lowlatency.build.device_limits import device_limits
 from sgl_lowlatency.kernels.decode_step import DecodeStep
+from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
 from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
 from sgl_lowlatency.plan.panels import DEFAULT_PANEL_BUDGET_BYTES
 from sgl_lowlatency.plan.static_plan import make_plan
@@ -67,9 +70,17 @@ class Model:
         self.step.attach_kv(pool.k, pool.v, pool.req_to_token)
         return pool
 
-    def launch(self, inputs: Inputs, logits: torch.Tensor | None = None) -> None:
+    def launch(self, inputs: Inputs, logits: torch.Tensor | None = None, routing: RoutingRecord | None = None) -> None:
         rows = inputs.hidden.shape[0]
-        self.step.launch(rows, *inputs.tensors, inputs.hidden, torch.cuda.current_stream().cuda_stream, logits=logits)
+        self.step.launch(rows, *inputs.tensors, inputs.hidden, torch.cuda.current_stream().cuda_stream, logits=logits, routing=routing)
+
+    def distinct_experts(self, inputs: Inputs) -> list[int] | None:
+        """Of every layer, experts that at least one row takes; None of a dense model."""
+        if not self.shape.is_moe:
+            return None
+        record = RoutingRecord.empty(self.shape.geometry, inputs.hidden.shape[0], self.device)
+        self.launch(inputs, routing=record)
+        return [len(set(of_layer)) for of_layer in record.ids.flatten(1).tolist()]
 
     def launch_with_head(self, inputs: Inputs) -> None:
         self.launch(inputs, self._logits[: inputs.hidden.shape[0]])
@@ -113,12 +124,13 @@ class Model:
 
 def row_of(
     name: str, shape: Shape, rows: int, context: int, on_ms: list[float], step_head_ms: list[float], step_cublas_ms: list[float],
-    read_gb_s: float, weights: str = "bf16",
+    read_gb_s: float, weights: str = "bf16", distinct_experts: list[int] | None = None,
 ) -> dict:
-    """The results row of one case from its times: the step's without the LM head, with it, and with it by cuBLAS behind; floors of both."""
-    floor_bytes, head_floor_bytes = (
-        floors.step_bytes(shape, rows=rows, context=context, with_head=with_head, fp8=weights == "fp8") for with_head in (False, True)
-    )
+    """The results row of one case from its times: the step's without the LM head, with it, and with it by cuBLAS behind; floors of both.
+    distinct_experts: of a MoE model, that the rows take, by layer."""
+    experts = None if distinct_experts is None else sum(distinct_experts) / len(distinct_experts)
+    case = {"rows": rows, "context": context, "fp8": weights == "fp8", "experts": experts}
+    floor_bytes, head_floor_bytes = (floors.step_bytes(shape, **case, with_head=with_head) for with_head in (False, True))
     step_head_floor_ms = floors.floor_ms(head_floor_bytes, read_gb_s)
     return {
         "model": name, "dtype": weights, "tp": 1, "mode": "decode", "kernel": "decode_step", "metric": "step",
@@ -130,7 +142,7 @@ def row_of(
         "head_ms": round(stats.median(step_head_ms) - stats.median(on_ms), 5),
         "step_head_floor_ms": step_head_floor_ms, "step_head_floor_bytes": head_floor_bytes,
         "step_head_floor_share": round(step_head_floor_ms / stats.median(step_head_ms), 4),
-    }  # fmt: skip
+    } | ({} if experts is None else {"experts_a_layer": round(experts, 3), "distinct_experts": distinct_experts})  # fmt: skip
 
 
 def measure(
@@ -163,14 +175,15 @@ def measure_context(
         torch.cuda.synchronize()
         graphs = [timing.capture(lambda run=run: run(inputs)) for run in (model.launch, model.launch_with_head, model.launch_and_cublas)]
         replays = [graph.replay for graph in graphs]
-        problems = model.problems(inputs, *replays)
+        problems, distinct_experts = model.problems(inputs, *replays), model.distinct_experts(inputs)
         on_ms, step_head_ms, step_cublas_ms = timing.in_turn(replays, groups=settings.groups, target_ms=settings.group_ms)
-        row = row_of(name, shape, rows, context, on_ms, step_head_ms, step_cublas_ms, read_gb_s, settings.weights)
+        row = row_of(name, shape, rows, context, on_ms, step_head_ms, step_cublas_ms, read_gb_s, settings.weights, distinct_experts)
         row = results.add(**row, plan=model.plans[rows].hash[:12], problems=problems)
         say(
             f"{name}, {rows} rows of {context} tokens: {stats.median(on_ms):.4f} ms, {100 * row['on_floor_share']:.0f} % of the "
             f"floor, {stats.median(step_head_ms):.4f} ms with the LM head (by cuBLAS "
-            f"{stats.median(step_cublas_ms):.4f}); {'; '.join(problems) or 'output checked'}"
+            f"{stats.median(step_cublas_ms):.4f}); "
+            + (f"{row['experts_a_layer']:.1f} experts a layer; " if distinct_experts else "") + ("; ".join(problems) or "output checked")
         )
 
 

@@ -13,8 +13,11 @@ BYTES_PER_ELEMENT = 2  # bf16
 FP8_SCALE_ELEMENTS = 128 * 128  # of a matrix that share one float32 scale
 
 
-def step_bytes(shape: Shape, *, rows: int, context: int, with_head: bool, fp8: bool = False) -> int:
-    """Bytes read by one decode step: every weight once, every cached K and V once, one embedding row a row.
+def step_bytes(
+    shape: Shape, *, rows: int, context: int, with_head: bool, fp8: bool = False, experts: float | None = None
+) -> int:
+    """Bytes read by one decode step: every weight once, every cached K and V once, one embedding row a row. Of MoE layers, the
+    distinct experts that the rows take: `experts` a layer on average, or as many as equally likely ones were.
 
     `with_head` adds the LM head and is what a served step moves; without, the step ends at the final norm. `fp8`: the layers'
     matrices have one byte an element and a scale a block; all else is bf16.
@@ -22,6 +25,8 @@ def step_bytes(shape: Shape, *, rows: int, context: int, with_head: bool, fp8: b
     elements = shape.num_layers * shape.layer_weight_elements + shape.hidden + rows * shape.hidden
     if with_head:
         elements += shape.vocab * shape.hidden
+    if shape.is_moe:
+        elements += round(shape.num_layers * (shape.expected_experts(rows) if experts is None else experts) * shape.expert_elements)
     matrices = shape.num_layers * shape.layer_matrix_elements
     saved = matrices - 4 * matrices // FP8_SCALE_ELEMENTS if fp8 else 0
     return elements * BYTES_PER_ELEMENT - saved + rows * context * shape.kv_bytes_per_token
@@ -39,13 +44,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1)
     args = parser.parse_args()
     print(f"rows {args.rows}, context {args.context}, {args.read_gb_s:.0f} GB/s")
-    print(f"{'model':12s} {'step GB':>8s} {'floor ms':>9s} {'+head GB':>9s} {'floor ms':>9s}")
+    print(f"{'model':16s} {'step GB':>8s} {'floor ms':>9s} {'+head GB':>9s} {'floor ms':>9s}")
     for name, shape in PRESETS.items():
         cells = []
         for with_head in (False, True):
             moved = step_bytes(shape, rows=args.rows, context=args.context, with_head=with_head)
             cells.append(f"{moved / 1e9:8.3f} {floor_ms(moved, args.read_gb_s):9.3f}")
-        print(f"{name:12s} {'  '.join(cells)}")
+        print(f"{name:16s} {'  '.join(cells)}")
 
 
 if __name__ == "__main__":

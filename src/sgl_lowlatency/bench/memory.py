@@ -12,9 +12,10 @@ DRAW_BYTES = 3 * BYTES  # of an element while its tensor is drawn: float32, then
 
 
 def weight_bytes(shape: Shape) -> int:
-    """Layers, embedding, an LM head of its own unless tied, final norm, rope table."""
+    """Layers with all of their experts, embedding, an LM head of its own unless tied, final norm, rope table."""
     matrices = shape.vocab * shape.hidden * (1 if shape.tied_head else 2)
-    elements = shape.num_layers * shape.layer_weight_elements + matrices + shape.hidden
+    layer = shape.layer_weight_elements + shape.num_experts * shape.expert_elements
+    elements = shape.num_layers * layer + matrices + shape.hidden
     return elements * BYTES + shape.max_position * shape.head_dim * 4
 
 
@@ -24,7 +25,7 @@ def kv_bytes(shape: Shape, *, rows: int, context: int) -> int:
 
 def needed_bytes(shape: Shape, *, rows: int, context: int) -> int:
     """Most that is held at once: weights and the largest KV pool, or weights while the largest of them is drawn."""
-    largest = max(shape.vocab * shape.hidden, 2 * shape.intermediate * shape.hidden)
+    largest = max(shape.vocab * shape.hidden, 2 * shape.mlp_channels * shape.hidden * max(shape.num_experts, 1))
     beside = max(kv_bytes(shape, rows=rows, context=context), largest * (DRAW_BYTES - BYTES))
     return weight_bytes(shape) + beside + OTHER_BYTES
 

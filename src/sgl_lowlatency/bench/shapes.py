@@ -1,16 +1,17 @@
-"""What a benchmark needs to know of a dense model: its geometry and what its family adds to a layer."""
+"""What a benchmark needs to know of a model: its geometry and what its family adds to a layer."""
 
 from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
 
-from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
+from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, QWEN3_MOE, Family
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.plan.presets import GEOMETRIES, read_config
+from sgl_lowlatency.plan.presets import NAMED, read_config
 
-FAMILIES = {family.architecture: family for family in (QWEN3, LLAMA, QWEN2)}
-_FAMILY_OF_PRESET = {"llama": LLAMA, "qwen2.5": QWEN2}  # by the name before the first dash; all others are Qwen3
+FAMILIES = {family.architecture: family for family in (QWEN3, LLAMA, QWEN2, QWEN3_MOE)}
+# by the name before the first dash; all others are Qwen3 or Qwen3-MoE, whose layers have the same norms
+_FAMILY_OF_PRESET = {"llama": LLAMA, "qwen2.5": QWEN2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,22 @@ class Shape(Geometry):
 
     @property
     def layer_matrix_elements(self) -> int:
-        """Elements of one layer's matrices."""
+        """Elements of one layer's matrices that every step reads: of a MoE layer not its experts'."""
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return self.hidden * (2 * q + 2 * kv) + 3 * self.hidden * self.intermediate
+        return self.hidden * (2 * q + 2 * kv) + self.hidden * (self.num_experts if self.is_moe else 3 * self.intermediate)
+
+    @property
+    def expert_elements(self) -> int:
+        """Elements of one expert's matrices; 0 for dense layers."""
+        return 3 * self.hidden * self.moe_intermediate
+
+    def expected_experts(self, rows: int) -> float:
+        """Distinct experts that `rows` rows take in a layer if each takes any top_k, equally likely and independently."""
+        return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** rows) if self.is_moe else 0.0
 
     @property
     def layer_weight_elements(self) -> int:
-        """Elements of one layer's matrices, norms and bias."""
+        """Elements of layer_matrix_elements, norms and bias."""
         q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
         extras = (2 * self.head_dim if self.has_qk_norm else 0) + (q + 2 * kv if self.has_qkv_bias else 0)
         return self.layer_matrix_elements + 2 * self.hidden + extras
@@ -56,7 +66,7 @@ class Shape(Geometry):
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * 2
 
 
-PRESETS = {name: Shape.of(geometry, _FAMILY_OF_PRESET.get(name.split("-")[0], QWEN3)) for name, geometry in GEOMETRIES.items()}
+PRESETS = {name: Shape.of(geometry, _FAMILY_OF_PRESET.get(name.split("-")[0], QWEN3)) for name, geometry in NAMED.items()}
 
 
 def cut(shape: Shape, layers: int | None) -> Shape:

@@ -26,7 +26,7 @@ from sgl_lowlatency.cli import checkout
 from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan.canvas import require_format
-from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.plan.presets import NAMED
 
 if TYPE_CHECKING:
     from sgl_lowlatency.bench.results import Results
@@ -68,7 +68,7 @@ def route(words: list[str]) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", "--geometry", default="qwen3-8b", metavar="LIST",
-        help=f"comma list out of {', '.join(GEOMETRIES)}, and paths of a model's config.json or of the folder that holds it "
+        help=f"comma list out of {', '.join(NAMED)}, and paths of a model's config.json or of the folder that holds it "
         "(default qwen3-8b)",
     )  # fmt: skip
     parser.add_argument(

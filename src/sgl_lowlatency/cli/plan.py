@@ -10,7 +10,7 @@ from sgl_lowlatency.kernels.abi import MAX_ROWS
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.plan.dump import to_text
 from sgl_lowlatency.plan.picture import draw
-from sgl_lowlatency.plan.presets import GEOMETRIES, read_config
+from sgl_lowlatency.plan.presets import NAMED, read_config
 from sgl_lowlatency.plan.static_plan import PlanError, make_plan
 from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--geometry",
         required=True,
-        help=f"one of {', '.join(GEOMETRIES)}, or the path of a model's config.json (or of the folder that holds it)",
+        help=f"one of {', '.join(NAMED)}, or the path of a model's config.json (or of the folder that holds it)",
     )
     parser.add_argument("--rows", type=int, default=1, help=f"rows of the step, 1..{MAX_ROWS} (default 1)")
     parser.add_argument("--rows-per-request", type=int, default=1, help="rows of each request: above 1, a verify step (default 1)")
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_geometry(name: str) -> Geometry:
     """A geometry by name or from a config.json. Raises ValueError when it is neither or lacks a field."""
-    if name in GEOMETRIES:
-        return GEOMETRIES[name]
+    if name in NAMED:
+        return NAMED[name]
     try:
         _, config = read_config(name)
     except ValueError as error:

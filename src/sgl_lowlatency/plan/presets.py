@@ -1,4 +1,4 @@
-"""Dense geometries by name, for `sgl-lowlatency plan` and `bench`, tests and benchmarks. Values of their HF configs."""
+"""Geometries by name, for `sgl-lowlatency plan` and `bench`, tests and benchmarks. Values of their HF configs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ GEOMETRIES: dict[str, Geometry] = {
 
 def _qwen3_moe(num_layers: int, hidden: int, num_q_heads: int, moe_intermediate: int) -> Geometry:
     return Geometry(
-        num_layers, hidden, num_q_heads, 4, 128, 3 * hidden, 151936, 40960, 1e-6, False,
+        num_layers, hidden, num_q_heads, 4, 128, 0, 151936, 40960, 1e-6, False,
         num_experts=128, top_k=8, moe_intermediate=moe_intermediate, norm_topk_prob=True,
     )
 
 
-# MoE geometries, which run in emulation only: the commands do not offer them.
 MOE_GEOMETRIES: dict[str, Geometry] = {
     "qwen3-30b-a3b": _qwen3_moe(48, 2048, 32, 768),
     "qwen3-235b-a22b": _qwen3_moe(94, 4096, 64, 1536),
 }
+NAMED = GEOMETRIES | MOE_GEOMETRIES  # what the commands offer
 
 
 def read_config(name: str) -> tuple[Path, dict]:
@@ -56,7 +56,7 @@ def read_config(name: str) -> tuple[Path, dict]:
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file():
-        raise ValueError(f"{name} is neither one of {', '.join(GEOMETRIES)} nor a config.json")
+        raise ValueError(f"{name} is neither one of {', '.join(NAMED)} nor a config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -28,7 +28,7 @@ from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.exact_linears import exact_linears
 from sgl_lowlatency.runtime.self_check_aux import AUX_FIGURES, aux_errors, split_layers, with_neighbours
-from sgl_lowlatency.runtime.self_check_moe import ROUTING_FIGURES, other_choices, routed_as, routing_errors
+from sgl_lowlatency.runtime.self_check_moe import ROUTING_FIGURES, distinct_experts, other_choices, routed_as, routing_errors
 from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, like_keys, make_inputs, value_scale
 from sgl_lowlatency.runtime.sglang_state import KvState
 
@@ -44,7 +44,8 @@ SGLANG_FP8_FIGURE = "sglang_fp8.first_layers_kv.relative_l2"
 class SelfCheckReport:
     """lengths: of every request, as SGLang counts them. figures: the worst value of each tolerance's name. misses: one sentence a
     figure out of tolerance, empty on a pass. sglang_fp8: of FP8 weights, FIGURES of SGLang's own forward, for people to read
-    beside ours. choices, other_choices: of MoE layers, rows that were routed, and those of them where SGLang would have taken other experts.
+    beside ours. choices, other_choices: of MoE layers, rows that were routed, and those of them where SGLang would have taken other experts;
+    experts_a_layer: distinct experts that the rows of a batch took, on average.
     """
 
     rows: int
@@ -55,6 +56,7 @@ class SelfCheckReport:
     misses: list[str] = field(default_factory=list)
     choices: int = 0
     other_choices: int = 0
+    experts_a_layer: float = 0.0
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -63,7 +65,7 @@ class SelfCheckReport:
         beside = ", ".join(f"{name} {value:.2g}" for name, value in sorted(self.sglang_fp8.items()))
         beside = f"; SGLang's own FP8 activations: {beside}" if beside else ""
         if self.choices:
-            beside += f"; {self.other_choices} of {self.choices} choices of experts are not SGLang's"
+            beside += f"; {self.other_choices} of {self.choices} choices of experts are not SGLang's; {self.experts_a_layer:.1f} experts a layer"
         what = f"{self.rows} rows" if self.tokens_per_request == 1 else f"verify of {self.rows} rows, {self.tokens_per_request} a request"
         return f"{what}, lengths {self.lengths}, {self.seconds:.2f} s: {verdict} ({figures}{beside})"
 
@@ -110,7 +112,7 @@ class SelfCheck:
         report = SelfCheckReport(rows=rows, tokens_per_request=rows // int(template.batch_size))
         generator = torch.Generator().manual_seed(SEED + rows)
         inputs = make_inputs(self._geometry, kv, rows, generator, report.tokens_per_request)
-        captured = sglang_state.captured_layers(self._model)
+        captured, distinct = sglang_state.captured_layers(self._model), []
         with _kept(kv, inputs), sglang_state.attention_metadata_kept():
             self._fill(kv, inputs, generator)
             for batch in inputs.batches:
@@ -128,6 +130,8 @@ class SelfCheck:
                     _note(report.figures, routing_errors(record, routers))
                     others = other_choices(record, routers)
                     report.choices, report.other_choices = report.choices + others.numel(), report.other_choices + int(others.sum())
+                    distinct.append(distinct_experts(record))
+        report.experts_a_layer = sum(distinct) / len(distinct) if distinct else 0.0
         report.misses = [
             f"{name} {report.figures[name]:.3g} is not within {bound:g}"
             for name, bound in self._tolerances.items()

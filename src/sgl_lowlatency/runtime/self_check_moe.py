@@ -90,3 +90,9 @@ def routing_errors(record: RoutingRecord, routers: SglangRouters) -> dict[str, t
 def other_choices(record: RoutingRecord, routers: SglangRouters) -> torch.Tensor:
     """bool [layers, rows]: where SGLang's router would have taken other experts."""
     return (record.ids.long().sort(dim=-1).values != torch.stack(routers.ids).sort(dim=-1).values).any(dim=-1)
+
+
+def distinct_experts(record: RoutingRecord) -> float:
+    """Experts that at least one row took, a layer on average."""
+    counts = [len(set(of_layer)) for of_layer in record.ids.flatten(1).tolist()]
+    return sum(counts) / len(counts)

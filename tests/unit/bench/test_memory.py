@@ -35,3 +35,7 @@ def test_no_layer_fits():
 def test_a_long_context_of_many_rows_is_counted():
     less, more = (memory.needed_bytes(SHAPE, rows=16, context=context) for context in (30000, 30001))
     assert more - less == 16 * 36 * 2 * 8 * 128 * 2
+
+
+def test_all_experts_are_counted():
+    assert memory.weight_bytes(PRESETS["qwen3-30b-a3b"]) == pytest.approx(30.53e9 * 2 + 40960 * 128 * 4, rel=2e-3)

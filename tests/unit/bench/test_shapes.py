@@ -7,7 +7,7 @@ import pytest
 
 from sgl_lowlatency.bench import shapes
 from sgl_lowlatency.bench.shapes import PRESETS, cut, load_shape
-from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.plan.presets import NAMED
 
 LLAMA_1B = dict(
     architectures=["LlamaForCausalLM"], num_hidden_layers=16, hidden_size=2048, num_attention_heads=32, num_key_value_heads=8,
@@ -22,9 +22,9 @@ def write(folder, **changes):
 
 
 def test_presets_have_their_families_and_the_geometry_of_a_plan():
-    assert {name for name, shape in PRESETS.items() if shape.has_qk_norm} == {n for n in GEOMETRIES if n.startswith("qwen3")}
+    assert {name for name, shape in PRESETS.items() if shape.has_qk_norm} == {n for n in NAMED if n.startswith("qwen3")}
     assert [name for name, shape in PRESETS.items() if shape.has_qkv_bias] == ["qwen2.5-7b"]
-    assert {name: shape.geometry for name, shape in PRESETS.items()} == GEOMETRIES
+    assert {name: shape.geometry for name, shape in PRESETS.items()} == NAMED
 
 
 @pytest.mark.parametrize("of", ["file", "folder"])
@@ -54,7 +54,7 @@ def test_a_config_that_the_kernel_cannot_run_is_refused_with_the_reason(tmp_path
 
 
 def test_an_unknown_name_lists_the_presets():
-    with pytest.raises(ValueError, match="gpt-2 is neither one of qwen3-0.6b, .*qwen2.5-7b nor a config.json"):
+    with pytest.raises(ValueError, match="gpt-2 is neither one of qwen3-0.6b, .*qwen2.5-7b, qwen3-30b-a3b, qwen3-235b-a22b nor a config.json"):
         load_shape("gpt-2")
 
 
@@ -71,3 +71,12 @@ def test_every_architecture_that_the_plugin_serves_has_a_shape():
     from sgl_lowlatency.plugin import NVIDIA_SPECS
 
     assert set(shapes.FAMILIES) == set(NVIDIA_SPECS)
+
+
+def test_experts_that_rows_take():
+    """One row takes top_k; many rows all that there are. Between them, by hand: 128 (1 - (15 / 16)^2)."""
+    shape = PRESETS["qwen3-30b-a3b"]
+    assert shape.expected_experts(1) == 8 and shape.expected_experts(2) == pytest.approx(15.5) and shape.expected_experts(1000) == pytest.approx(128)
+    assert PRESETS["qwen3-8b"].expected_experts(3) == PRESETS["qwen3-8b"].expert_elements == 0
+    assert shape.expert_elements == 3 * 2048 * 768
+    assert shape.layer_matrix_elements == 2048 * (2 * 4096 + 2 * 512) + 128 * 2048

@@ -110,4 +110,21 @@ def test_the_phases_of_gpu_checks_are_arguments_that_parse(monkeypatch, name, sc
 
 def test_the_phases_have_names_of_their_own():
     names = [name for name, _, _ in PHASES]
-    assert set(names) == {"speed", "profile", "long", "served", "fp8", "ngram"} and len(names) == 6
+    assert set(names) == {"speed", "profile", "long", "served", "fp8", "moe", "ngram"} and len(names) == 7
+
+
+def test_experts_are_those_of_the_self_check_of_as_many_rows():
+    log = """decode_step self-check: 1 rows, lengths [1, 2], 0.3 s: passed (kv 0.1; 0 of 18 choices of experts are not SGLang's; 8.0 experts a layer)
+decode_step self-check: 8 rows, lengths [1], 1.2 s: passed (kv 0.1; 3 of 96 choices of experts are not SGLang's; 51.3 experts a layer)"""
+    assert [decode_ab.experts_a_layer(log, rows) for rows in (1, 8, 2)] == [8.0, 51.3, None]
+
+
+def test_the_floor_of_a_moe_model_counts_the_experts_that_the_log_tells(monkeypatch, results):
+    args, shape = parse(monkeypatch, "--model", "qwen3-30b-a3b", "--cases", "8x1024"), models.named_shape("qwen3-30b-a3b")
+    log = "self-check: 8 rows, lengths [1], 1 s: passed (kv 0; 3 of 96 choices of experts are not SGLang's; 50.0 experts a layer)"
+    pair = [SimpleNamespace(name=name, client=FakeClient(0.004), log=lambda: log) for name in ("off", "on")]
+    decode_ab.measure(pair, shape, args, results, 4500.0)
+    (row,) = results.content["rows"]
+    expert_bytes = 3 * 2048 * 768 * 2
+    rest = floors.step_bytes(shape, rows=8, context=1024 + 144, with_head=True, experts=0)
+    assert row["experts_a_layer"] == 50.0 and row["floor_bytes"] == rest + 48 * 50 * expert_bytes

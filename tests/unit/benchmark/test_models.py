@@ -11,7 +11,7 @@ def elements(shape):
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("qwen3-0.6b", 0.596), ("qwen3-8b", 8.19), ("qwen3-14b", 14.77), ("qwen3-32b", 32.76)]
+    ("name", "billions"), [("qwen3-0.6b", 0.596), ("qwen3-8b", 8.19), ("qwen3-14b", 14.77), ("qwen3-32b", 32.76), ("qwen3-30b-a3b", 30.53)]
 )
 def test_parameters_are_those_of_the_named_models(name, billions):
     assert elements(models.SHAPES[name]) / 1e9 == pytest.approx(billions, rel=2e-3)
@@ -23,6 +23,21 @@ def test_step_bytes_with_head_are_the_tensors_read(name):
     read = elements(shape) - (0 if shape.tied_head else shape.vocab * shape.hidden)  # of an untied embedding one row is read
     got = floors.step_bytes(shape, rows=1, context=0, with_head=True)
     assert got == 2 * (read + shape.hidden)
+
+
+def test_step_bytes_of_a_moe_model_are_those_of_the_experts_that_rows_take():
+    """Of 128 experts a layer the step reads 8 at one row, or as many as are given; everything else once."""
+    shape = models.SHAPES["qwen3-30b-a3b"]
+    rest = elements(shape) - 48 * 128 * 3 * 2048 * 768 - shape.vocab * shape.hidden
+    for rows, experts, counted in ((1, None, 8), (4, 20.5, 20.5)):
+        got = floors.step_bytes(shape, rows=rows, context=0, with_head=True, experts=experts)
+        assert got == 2 * (rest + 48 * counted * 3 * 2048 * 768 + rows * shape.hidden)
+
+
+def test_a_moe_config_is_read_as_the_shape_it_was_made_of():
+    config = models.hf_config(models.SHAPES["qwen3-30b-a3b"])
+    assert (config["architectures"], config["model_type"]) == (["Qwen3MoeForCausalLM"], "qwen3_moe")
+    assert models.Shape.from_config(config) == models.SHAPES["qwen3-30b-a3b"]
 
 
 def test_fp8_weights_and_their_scales_are_counted():

@@ -1,4 +1,4 @@
-"""The float32 oracle against transformers' own Qwen3, and its causality."""
+"""The float32 oracle against transformers' own Qwen3 and Qwen3-MoE, and its causality."""
 
 import pytest
 
@@ -23,6 +23,31 @@ def test_logits_are_those_of_transformers(tmp_path):
     got = oracle.Oracle(directory, "cpu").logits([ids], [2])[0]
     assert got.shape == (5, 300)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+def test_logits_of_a_moe_model_are_those_of_transformers(tmp_path, norm_topk_prob):
+    transformers = pytest.importorskip("transformers")
+    shape = models.Shape(
+        2, 128, 4, 2, 32, 0, 300, 128, 1e-6, False, num_experts=16, top_k=4, moe_intermediate=64, norm_topk_prob=norm_topk_prob
+    )
+    directory = models.write_model(tmp_path, shape)
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig.from_pretrained(directory)).to(torch.float32).eval()
+    weights = {name: x.float() for name, x in random_weights.all_weights(directory, "cpu")}
+    for name in model.state_dict():  # transformers keeps the experts' matrices of a layer in one
+        if name.endswith("experts.gate_up_proj"):
+            at = name.removesuffix("gate_up_proj")
+            pairs = [[weights.pop(f"{at}{expert}.{part}_proj.weight") for part in ("gate", "up")] for expert in range(16)]
+            weights[name] = torch.stack([torch.cat(pair) for pair in pairs])
+        elif name.endswith("experts.down_proj"):
+            weights[name] = torch.stack([weights.pop(f"{name.removesuffix('down_proj')}{expert}.down_proj.weight") for expert in range(16)])
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not missing and not unexpected
+    sequences = [[5, 250, 17, 17, 99, 3, 42], [1, 2, 3]]
+    got = oracle.Oracle(directory, "cpu").logits(sequences, [2, 0])
+    for ids, first, ours in zip(sequences, [2, 0], got, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(ours, model(torch.tensor([ids])).logits[0, first:], rtol=1e-4, atol=1e-4)
 
 
 def test_a_position_does_not_see_later_tokens(tmp_path):

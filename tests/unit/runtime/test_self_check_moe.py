@@ -8,7 +8,9 @@ import pytest
 import torch
 from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
 from sgl_lowlatency.runtime.self_check import FIGURES, SelfCheck
-from sgl_lowlatency.runtime.self_check_moe import GAP, ROUTER_L2, ROUTING_FIGURES, WRONG_CHOICES, SglangRouters, routing_errors
+from sgl_lowlatency.runtime.self_check_moe import (
+    GAP, ROUTER_L2, ROUTING_FIGURES, WRONG_CHOICES, SglangRouters, distinct_experts, routing_errors,
+)
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
 from tiny_serving import MOE_GEOMETRY
 
@@ -32,6 +34,9 @@ def test_the_kernel_passes(make_serving, rows, drafts):
     assert 0 < report.figures[ROUTER_L2] < 0.04
     assert report.choices == serving.geometry.num_layers * len(report.lengths) * drafts
     assert f"{report.other_choices} of {report.choices} choices of experts are not SGLang's" in str(report)
+    rows *= drafts
+    assert report.experts_a_layer == 4 if rows == 1 else 4 < report.experts_a_layer <= min(32, 4 * rows)
+    assert str(report).endswith(f"; {report.experts_a_layer:.1f} experts a layer)")
 
 
 @pytest.mark.parametrize("bug", PLANTED)
@@ -119,6 +124,11 @@ def test_the_routers_are_put_back(make_serving):
 
         check.run(breaks, serving.kernel(rows=2), serving.batch(2), serving.kv)
     assert [dict(vars(layer.mlp.topk)) for layer in serving.model.model.layers] == before
+
+
+def test_distinct_experts_by_hand():
+    record = RoutingRecord(torch.tensor([[[0, 2], [1, 0]], [[3, 2], [2, 3]]], dtype=torch.int32), torch.zeros(2, 2, 4))
+    assert distinct_experts(record) == 2.5
 
 
 def test_figures_of_routing_by_hand():
