@@ -13,6 +13,12 @@ from sgl_lowlatency.cli.main import main
 from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS
 
 NAME = "sgl_lowlatency decode_step (Qwen3 dense)"
+MOE = "sgl_lowlatency decode_step (Qwen3-MoE)"
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # beside QWEN3_8B
 FULL = {"emulation": ["host"], "cuda": ["sm_90a", "sm_100a", "sm_103a"]}
 
 
@@ -69,6 +75,32 @@ def test_the_same_verdict_on_fp8_checkpoints(doctor, refusals, model_dir, scheme
     code, report = doctor(["--model-path", model, "--enable-nvidia-megakernel"])
     assert report["reasons"] == refusals(["--model-path", model])
     assert (code, len(report["reasons"])) == (int(num_reasons > 0), num_reasons)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reasons"),
+    [
+        ([], []),
+        (["--moe-runner-backend", "triton"], []),
+        (["--moe-runner-backend", "triton_kernel"], ["moe_runner_backend 'triton_kernel' is not one of ['auto', 'triton']"]),
+        (["--enable-return-routed-experts"], [f"--enable-return-routed-experts is in use and {MOE} does not accept it"]),
+        (["--expert-distribution-recorder-mode", "stat"], ["--expert-distribution-recorder-mode 'stat' is not served: the kernel does not tell which "
+                                                           "experts it took"]),
+        (["--quantization", "fp8"], ["FP8 weights of MoE layers are not served: the kernel reads those in bf16"]),
+        ([*NGRAM, "--speculative-ngram-max-bfs-breadth", "1"], []),
+    ],
+    ids=lambda value: " ".join(value)[:40],
+)
+def test_the_same_verdict_on_qwen3_moe(doctor, refusals, model_dir, arguments, reasons):
+    command = ["--model-path", model_dir(**QWEN3_30B_A3B), *arguments]
+    code, report = doctor([*command, "--enable-nvidia-megakernel"])
+    assert report["reasons"] == refusals(command) == reasons
+    assert (code, report["spec"]) == (bool(reasons), MOE)
+
+
+def test_qwen3_moe_is_served_on_hopper_alone(doctor, model_dir):
+    code, report = doctor(["--model-path", model_dir(**QWEN3_30B_A3B), "--enable-nvidia-megakernel"], assume="sm_100")
+    assert code == 1 and any("sm_100" in reason for reason in report["reasons"]), report["reasons"]
 
 
 @pytest.mark.parametrize("isa", ["sm_100", "sm_103"])

@@ -26,23 +26,18 @@ CAPTURING = ("EAGLE3", "DFLASH", "DSPARK")  # speculative algorithms whose draft
 
 _OFF = (None, False, "", 0)
 _SPREAD = "experts would not all be on this GPU in the model's order"
-_UNSEEN = "the kernel does not tell which experts it took"
-# (server argument, values that are served, why the others are not), as in guard/config.py.
+# (server argument, values that are served, why the others are not), as in guard/config.py. Expert parallelism, EPLB, overlapped batches and experts
+# that requests get back are features that SGLang refuses for a spec which does not list them.
 SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
-    ("ep_size", (1,), _SPREAD),
     ("moe_dp_size", (1,), _SPREAD),
     ("moe_a2a_backend", ("none", None), _SPREAD),
     ("ep_num_redundant_experts", _OFF, _SPREAD),
     ("init_expert_location", ("trivial",), _SPREAD),
-    ("enable_eplb", _OFF, _SPREAD),
     ("elastic_ep_backend", _OFF + ("none",), _SPREAD),
     ("enable_waterfill", _OFF, _SPREAD),
     ("kt_weight_path", _OFF, "experts would be on the CPU"),
     ("enable_paged_experts", _OFF, "experts would be loaded when they are needed"),
-    ("expert_distribution_recorder_mode", _OFF, _UNSEEN),
-    ("enable_return_routed_experts", _OFF, _UNSEEN),
-    ("enable_two_batch_overlap", _OFF, "its halves of a batch have not been tested"),
-    ("enable_single_batch_overlap", _OFF, "its streams have not been tested"),
+    ("expert_distribution_recorder_mode", _OFF, "the kernel does not tell which experts it took"),
 )
 
 

@@ -61,7 +61,7 @@ def test_a_geometry_that_the_kernel_cannot_run_is_refused_by_its_field(changes, 
 
 
 def test_fp8_experts_are_refused():
-    with pytest.raises(PlanError, match="MoE layers are bf16"):
+    with pytest.raises(PlanError, match="FP8 weights of MoE layers are not served"):
         make_plan(GEOMETRY, 1, 128, element_bytes=1)
 
 
