@@ -25,12 +25,17 @@ WITHHELD_SIGNAL, MASK_OFF_BY_ONE, UNSCALED_HEAD = 3, 8, 21  # dialect::Planted
     ids=["wrong", "wrong logits", "hanging"],
 )
 def test_a_planted_kernel_ends_the_server(planted, self_check, message, tiny_model, tmp_path):
-    setup = server_setup.server_setup(tiny_model)
+    require_refusal(planted, self_check, message, tiny_model, tmp_path)
+
+
+def require_refusal(planted: int, self_check: str, message: str, model: Path, folder: Path) -> None:
+    """A server of `model` with this bug in the kernel ends by itself, and its log has the message."""
+    setup = server_setup.server_setup(model)
     if "SGL_LOWLATENCY_EMULATE" not in setup.environment:
         pytest.skip("bugs are planted in host emulation only; a GPU takes a build with SGL_LOWLATENCY_PLANTED")
     arguments = [*setup.arguments, server_setup.PLUGIN_FLAG]
     environment = {**setup.environment, "PLANTED_BUG": str(planted), "SGL_LOWLATENCY_SELF_CHECK": self_check}
-    server = ServerProcess(arguments, server_setup.free_port(), tmp_path / "log", environment, [str(LAUNCH_PLANTED)])
+    server = ServerProcess(arguments, server_setup.free_port(), folder / "log", environment, [str(LAUNCH_PLANTED)])
     try:
         # SGLang's own warm-up request runs the first decode step, so the server is never ready
         with pytest.raises(ServerFailed, match="exited with code"):
