@@ -49,10 +49,6 @@ class Shape(Geometry):
         """Elements of one expert's matrices; 0 for dense layers."""
         return 3 * self.hidden * self.moe_intermediate
 
-    def expected_experts(self, rows: int) -> float:
-        """Distinct experts that `rows` rows take in a layer if each takes any top_k, equally likely and independently."""
-        return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** rows) if self.is_moe else 0.0
-
     @property
     def layer_weight_elements(self) -> int:
         """Elements of layer_matrix_elements, norms and bias."""

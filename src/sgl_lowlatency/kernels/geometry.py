@@ -52,6 +52,15 @@ class Geometry:
         """Channels of a layer's MLP, or of one expert."""
         return self.moe_intermediate if self.is_moe else self.intermediate
 
+    def expected_experts(self, rows: int) -> float:
+        """Distinct experts that `rows` rows take in a layer if each takes any top_k, equally likely and independently; 0 for dense layers."""
+        return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** rows) if self.is_moe else 0.0
+
+    @property
+    def mlp_words(self) -> str:
+        """What a layer's MLP is, for people to read."""
+        return f"{self.num_experts} experts of {self.moe_intermediate}, {self.top_k} a row" if self.is_moe else f"intermediate {self.intermediate}"
+
     @classmethod
     def from_hf_config(cls, config: Any) -> Geometry:
         """The geometry of an HF config of a dense family, or of one with num_experts: Qwen3-MoE.

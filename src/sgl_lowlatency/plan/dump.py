@@ -14,10 +14,11 @@ FLOOR_TB_S = 4.65  # measured plain read bandwidth of an H200
 
 def weight_bytes(plan: StaticPlan) -> int:
     """Bytes of all layers' weights and norms that one step reads, each once, and of its LM head, FP8 scales not counted (a 4,000th of
-    their weights).
+    their weights). Of MoE layers, those of as many distinct experts as the rows take if all are equally likely.
     """
-    norms = 2 * (2 * plan.geometry.hidden + 2 * plan.geometry.head_dim)
-    layer = sum(op.num_tiles * op.tile_weight_bytes for op in plan.ops) + norms
+    g = plan.geometry
+    norms, experts = 2 * (2 * g.hidden + 2 * g.head_dim), g.expected_experts(plan.rows) if g.is_moe else 1
+    layer = norms + sum(round(op.num_tiles * op.tile_weight_bytes * (experts if op.name in ("gate_up", "down") else 1)) for op in plan.ops)
     head = 0 if plan.head is None else plan.head.num_tiles * plan.head.tile_weight_bytes
     return layer * plan.geometry.num_layers + head + 2 * plan.geometry.hidden * (1 + plan.rows)
 
@@ -59,11 +60,13 @@ def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
     lines = [
         f"static plan {plan.hash[:16]}: {describe_rows(plan)} on {plan.grid} blocks, {g.num_layers} layers, {weights} weights",
         f"geometry: hidden {g.hidden}, {g.num_q_heads} q heads, {g.num_kv_heads} kv heads of {g.head_dim}, "
-        f"intermediate {g.intermediate}",
+        f"{g.mlp_words}",
         "",
         "Ops of a layer, in order (attention follows qkv; a tile is 16 output rows by all of K)"
         + ("; behind the last one the LM head:" if plan.head else "; the step ends at the final norm:"),
     ]
+    if g.is_moe:
+        lines.insert(-1, "Of gate_up and down one expert's; the active experts' tiles of gate_up are shared out on the device, evenly.")
     lines += table(
         ("op", "K", "K panel", "panels", "tiles", "weight bytes", "blocks that own tiles", "tiles a block"),
         [
@@ -107,7 +110,8 @@ def to_text(plan: StaticPlan, contexts: tuple[int, ...] = (1024, 8000)) -> str:
         f"  ring {plan.num_stages} stages x {abi.STAGE_BYTES:,} = {ring:,}; activation panel {plan.max_panel_bytes:,}; "
         f"accumulators across panels for {plan.max_tiles_multi_panel} tiles",
         "",
-        f"Floor at {FLOOR_TB_S} TB/s (each weight once, each KV entry once; {'with' if plan.head else 'without'} the LM head):",
+        f"Floor at {FLOOR_TB_S} TB/s (each weight once, each KV entry once; {'with' if plan.head else 'without'} the LM head"
+        + (f"; {g.expected_experts(plan.rows):.1f} distinct experts a layer, as if all were equally likely):" if g.is_moe else "):"),
     ]
     num_bytes = weight_bytes(plan)
     lines += table(

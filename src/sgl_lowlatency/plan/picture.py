@@ -10,10 +10,9 @@ from sgl_lowlatency.plan.static_plan import StaticPlan
 
 WIDTH = 1180
 LEFT = 60
-COLOURS = {"qkv": "#4c78a8", "attention": "#b279a2", "out_proj": "#72b7b2", "gate_up": "#f58518", "down": "#54a24b"}
-BOXES = tuple(COLOURS)  # the phases of a layer; attention with the combination of its splits
+COLOURS = {"qkv": "#4c78a8", "attention": "#b279a2", "out_proj": "#72b7b2", "router": "#e45756", "gate_up": "#f58518", "down": "#54a24b"}
 INK, GREY, PALE = "#1f2933", "#7b8794", "#e4e7eb"
-HAND_OVER = {"qkv": "q k v", "attention": "attention out", "out_proj": "residual", "gate_up": "activation", "down": "residual"}
+HAND_OVER = {"qkv": "q k v", "attention": "attention out", "out_proj": "residual", "router": "logits", "gate_up": "activation", "down": "residual"}
 
 
 def draw(plan: StaticPlan) -> Canvas:
@@ -22,8 +21,8 @@ def draw(plan: StaticPlan) -> Canvas:
     canvas.text(LEFT, 34, f"decode_step: {describe_rows(plan)}, {g.num_layers} layers, {plan.grid} blocks (one an SM)", 20)
     canvas.text(
         LEFT, 56,
-        f"hidden {g.hidden}, {g.num_q_heads} q / {g.num_kv_heads} kv heads of {g.head_dim}, intermediate "
-        f"{g.intermediate}; plan {plan.hash[:12]}; weights {weight_bytes(plan) / 1e9:.2f} GB a step, floor "
+        f"hidden {g.hidden}, {g.num_q_heads} q / {g.num_kv_heads} kv heads of {g.head_dim}, {g.mlp_words}; "
+        f"plan {plan.hash[:12]}; weights {weight_bytes(plan) / 1e9:.2f} GB a step, floor "
         f"{floor_ms(weight_bytes(plan)):.2f} ms at {FLOOR_TB_S} TB/s", 13, GREY,
     )
     draw_flow(canvas, plan, 84)
@@ -32,11 +31,18 @@ def draw(plan: StaticPlan) -> Canvas:
     return canvas
 
 
+def phases(plan: StaticPlan) -> list[str]:
+    """Of a layer, in order; attention with the combination of its splits, and the router of a MoE layer with the routing."""
+    return [phase for phase in COLOURS if phase != "router" or plan.geometry.is_moe]
+
+
 def draw_flow(canvas: Canvas, plan: StaticPlan, top: int) -> None:
     """One layer from left to right; an arrow is an edge: what is handed over, in how many words."""
     canvas.text(LEFT, top + 12, "1  One layer. An arrow is an edge: what it hands over, in words that are their own flags and that consumers poll.", 14)
-    box, gap, y = 116, 108, top + 30
-    for i, phase in enumerate(BOXES):
+    boxes = phases(plan)
+    box, y = 116, top + 30
+    gap = (WIDTH - 2 * LEFT - len(boxes) * box) // (len(boxes) - 1)
+    for i, phase in enumerate(boxes):
         x = LEFT + i * (box + gap)
         canvas.rect(x, y, box, 62, COLOURS[phase])
         canvas.text(x + box / 2, y + 25, phase, 16, "#ffffff", "middle")
@@ -47,11 +53,11 @@ def draw_flow(canvas: Canvas, plan: StaticPlan, top: int) -> None:
             detail = f"{op.num_tiles} tiles, K {op.k_extent}"
         canvas.text(x + box / 2, y + 46, detail, 11, "#ffffff", "middle")
         edge = plan.edge(phase)
-        if i + 1 < len(BOXES):
+        if i + 1 < len(boxes):
             canvas.arrow(x + box + 4, y + 31, x + box + gap - 4, INK)
             canvas.text(x + box + gap / 2, y + 22, HAND_OVER[phase], 11, INK, "middle")
             canvas.text(x + box + gap / 2, y + 48, f"{edge.words:,} words", 11, GREY, "middle")
-    end = LEFT + 4 * (box + gap) + box / 2
+    end = LEFT + (len(boxes) - 1) * (box + gap) + box / 2
     start = LEFT + box / 2
     for x1, y1, x2, y2 in ((end, y + 62, end, y + 92), (end, y + 92, start, y + 92), (start, y + 92, start, y + 64)):
         canvas.line(x1, y1, x2, y2, INK, 2)
@@ -95,8 +101,8 @@ def draw_blocks(canvas: Canvas, plan: StaticPlan, top: int) -> None:
         canvas.text(LEFT + (block + 0.5) * step, base + 15, f"block {block}", 11, GREY, "middle")
     for i, op in enumerate(plan.ops):
         canvas.rect(LEFT + i * 150, top + 22, 11, 11, COLOURS[op.name])
-        counts = sorted({count for _, count in op.tiles})
-        canvas.text(LEFT + i * 150 + 16, top + 32, f"{op.name}: {' or '.join(map(str, counts))} tiles", 11)
+        counts = " or ".join(map(str, sorted({count for _, count in op.tiles})))
+        canvas.text(LEFT + i * 150 + 16, top + 32, f"{op.name}: {'shared out by routing' if op.is_shared else f'{counts} tiles'}", 11)
 
 
 def draw_shared_memory(canvas: Canvas, plan: StaticPlan, top: int) -> None:
@@ -106,13 +112,14 @@ def draw_shared_memory(canvas: Canvas, plan: StaticPlan, top: int) -> None:
         f"3  Shared memory of a block: {plan.shared_memory_bytes / 1024:.0f} of {plan.shared_memory_limit_bytes / 1024:.0f} KiB. "
         "The ring is filled ahead of every wait, across ops and layers.", 14,
     )
-    layout = abi.smem_layout(plan.rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages)
+    routing_bytes = abi.routing_bytes(plan.geometry, plan.rows)
+    layout = abi.smem_layout(plan.rows, plan.max_panel_bytes, plan.max_tiles_multi_panel, plan.num_stages, routing_bytes)
     scale = (WIDTH - 2 * LEFT) / plan.shared_memory_limit_bytes
     y, height = top + 26, 34
     canvas.rect(LEFT, y, WIDTH - 2 * LEFT, height, "#ffffff", GREY)
     parts = (
         (0, layout.accumulators, PALE, "sums"),
-        (layout.accumulators, layout.panel, "#cbd2d9", "accumulators"),
+        (layout.accumulators, layout.panel, "#cbd2d9", "routing" if plan.geometry.is_moe else "accumulators"),
         (layout.panel, layout.ring, "#f2cf5b", f"panel {plan.max_panel_bytes / 1024:.0f} KiB"),
     )
     for begin, end, fill, label in parts:

@@ -72,10 +72,9 @@ class NvidiaStep:
         g, widest = self._geometry, self._plans[self.widths[-1]]
         verify = "" if self._tokens_per_request == 1 else f" (verify, {self._tokens_per_request} tokens a request)"
         head = "LM head inside" if self._step.weights.lm_head is not None else f"LM head SGLang's ({'; '.join(self._head_reasons)})"
-        mlp = f"{g.num_experts} experts of {g.moe_intermediate}, {g.top_k} a row" if g.is_moe else f"intermediate {g.intermediate}"
         return (
             f"decode_step{verify} for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
-            f"{g.head_dim}, {mlp}; {head}; {self._step.extra_bytes / 2**20:.1f} MiB beside the model; "
+            f"{g.head_dim}, {g.mlp_words}; {head}; {self._step.extra_bytes / 2**20:.1f} MiB beside the model; "
             f"{widest.grid} blocks on {self._device_name}; "
             f"plan {widest.hash[:12]}"
         )

@@ -9,7 +9,7 @@ import pytest
 from sgl_lowlatency.cli import plan as command
 from sgl_lowlatency.plan import dump
 from sgl_lowlatency.plan.picture import draw
-from sgl_lowlatency.plan.presets import GEOMETRIES
+from sgl_lowlatency.plan.presets import GEOMETRIES, MOE_GEOMETRIES
 from sgl_lowlatency.plan.static_plan import make_plan
 
 PLAN = make_plan(GEOMETRIES["qwen3-8b"], 2, 132, has_head=True)
@@ -130,3 +130,16 @@ def test_command_reads_a_config(tmp_path, capsys):
 def test_command_refuses_with_the_reason(argv, message, capsys):
     assert run(*argv) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_moe_plan_says_what_is_shared_out_and_counts_experts():
+    """By hand: 128 (1 - (15 / 16)^2) = 15.5 distinct experts of 2 rows, 9,437,184 bytes each."""
+    plan = make_plan(MOE_GEOMETRIES["qwen3-30b-a3b"], 2, 128, has_head=True)
+    layer = 2 * 2048 * (5120 + 4096 + 128) + 2 * (2 * 2048 + 2 * 128) + round(15.5 * 9_437_184)
+    assert dump.weight_bytes(plan) == 48 * layer + 2 * 2048 * (151936 + 3)
+    text = dump.to_text(plan)
+    assert "128 experts of 768, 8 a row" in text and "15.5 distinct experts a layer" in text and "shared out on the device" in text
+    assert any(line.split()[:3] == ["router", "2,048", "2,048"] for line in text.splitlines())
+    picture = draw(plan).to_svg()
+    assert all(words in picture for words in ("router", "gate_up: shared out by routing", "128 experts of 768, 8 a row"))
+    ElementTree.fromstring(picture)
