@@ -18,7 +18,7 @@ from sgl_lowlatency.reference.inputs import random_step, random_weights
 STARVATION = {"even": 0, "starved block": 1, "starved warp": 2, "favoured block": 3}
 LENGTHS = [65, 63, 300, 1, 17, 128, 2, 64, 33, 15, 16, 31, 32, 127, 129, 100]
 MISSING_FENCE, MISSING_AWAIT, RING_NO_WAIT, TIE_TO_HIGHER_ID, SHIFTED_ROW_BITS, PLACE_COUNTS_ITSELF = 1, 2, 9, 15, 17, 18  # dialect::Planted
-STALE_ROUTING, UNWEIGHTED_EXPERT, UNROUNDED_LOGITS = 23, 24, 25
+STALE_ROUTING, UNWEIGHTED_EXPERT, UNROUNDED_LOGITS, NEXT_EXPERT = 23, 24, 25, 26
 UNORDERED_CLEAR, CLEAR_OVERTAKES = "word used with no order after its clear", "clear overtakes read"
 
 
@@ -42,6 +42,19 @@ def test_no_race_and_the_same_bits_under_every_schedule(name, rows, starvation):
         assert races_of(runner) == ([], 0), f"seed {seed}"
         first = first or outputs
         assert same_bits(outputs, first), f"seed {seed}"
+
+
+@pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())
+@pytest.mark.parametrize(("name", "rows_per_request", "prefixes"), [("few", 4, [14, 0]), ("many", 3, [65, 1, 300]), ("raw", 8, [17, 63])])
+def test_verify_steps_have_no_race_and_the_same_bits_under_every_schedule(name, rows_per_request, prefixes, starvation):
+    geometry, rows = TINY_MOE[name], rows_per_request * len(prefixes)
+    inputs = random_step(geometry, prefixes, 11, rows_per_request=rows_per_request, lengths_are_prefix=True)
+    options = EmulationOptions(check_order=True, starvation=starvation)
+    runner = Runner(geometry, random_weights(geometry, 11), (rows,), 5, rows_per_request={rows: rows_per_request}, emulation=options)
+    first = runner.run(inputs)
+    for seed in range(1, 5):
+        options.seed = seed
+        assert same_bits(runner.run(inputs), first) and races_of(runner) == ([], 0), f"seed {seed}"
 
 
 @pytest.mark.parametrize("grid", [1, 5, 8])
@@ -114,7 +127,9 @@ def test_without_a_bug_everything_is_green(name, seed):
 
 
 @pytest.mark.parametrize(
-    "bug", [UNWEIGHTED_EXPERT, SHIFTED_ROW_BITS, PLACE_COUNTS_ITSELF], ids=["unweighted", "shifted row bits", "place counts itself"]
+    "bug",
+    [UNWEIGHTED_EXPERT, SHIFTED_ROW_BITS, PLACE_COUNTS_ITSELF, NEXT_EXPERT],
+    ids=["unweighted", "shifted row bits", "place counts itself", "next expert"],
 )
 @pytest.mark.parametrize("name", ["many", "raw"])
 def test_wrong_routing_is_found(name, bug):
@@ -122,7 +137,7 @@ def test_wrong_routing_is_found(name, bug):
     try:
         _, report = planted(bug, name=name)
     except (RuntimeError, DecodeStepFault) as error:
-        assert bug != UNWEIGHTED_EXPERT and re.search("load_stage|waited|outside|mbarrier", str(error)), str(error)
+        assert bug not in (UNWEIGHTED_EXPERT, NEXT_EXPERT) and re.search("load_stage|waited|outside|mbarrier", str(error)), str(error)
     else:
         figures = {figure.output: figure for figure in report.figures}
         assert figures["hidden"].ratio > 4, str(report)

@@ -3,7 +3,7 @@
 - moe_runner_backend: a server without the flag has "auto", and the layers then pick Triton; guard/moe.py checks what they picked.
 - env: no permuted expert weights, no simulated routing.
 - Not EAGLE3, DFLASH, DSPARK, whose drafts read inputs of layers; not FP8; not more than 128 experts, the most that the CUDA kernels have.
-- Rows that a graph pads choose experts as others do: what they read is time, not a result.
+- Rows that a graph pads choose experts as others do, in SGLang's forward on one GPU too: what they read is time, not a result.
 """
 
 from __future__ import annotations
