@@ -15,29 +15,38 @@ import pytest
 import torch
 
 from sgl_lowlatency.cli.tiny_model import make_tiny_model
+from sgl_lowlatency.guard.family import QWEN3, QWEN3_MOE
 from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS
 
 RUNNER = Path(__file__).with_name("verify_runner.py")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="host emulation is not installed on a machine with a GPU")
 
 
+@pytest.fixture(scope="module", params=[QWEN3, QWEN3_MOE], ids=lambda family: family.name)
+def family(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory):
+def facts(tmp_path_factory, family):
     """What verify_runner.py prints, in a process of its own: emulation and SGLang's globals stay there."""
     model = tmp_path_factory.mktemp("model")
-    make_tiny_model(model)
+    make_tiny_model(model, family=family)
     environment = {**os.environ, "SGL_LOWLATENCY_EMULATE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, str(RUNNER), str(model)], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_verify_steps_run_the_kernel_and_give_what_the_model_does(facts):
+def test_verify_steps_run_the_kernel_and_give_what_the_model_does(facts, family):
+    """Of a MoE model only as far as float64 decides it: a near tie of the router's makes two correct forwards take other experts."""
     got = facts["dispatch"]
     assert got["widths"] == list(range(4, MAX_ROWS + 1, 4)) and got["summary"].startswith("decode_step (verify, 4 tokens a request)")
     assert (got["logits_dtype"], got["logits_shape"]) == ("torch.float32", [12, 512])
-    assert got["logits"] < 0.03 and got["kv"] < 0.03 and got["other_slots_kept"]
-    assert got["hidden_states"] < 0.03, "EAGLE drafts read the final norm's output"
+    if not family.is_moe:
+        assert got["logits"] < 0.03 and got["kv"] < 0.03
+        assert got["hidden_states"] < 0.03, "EAGLE drafts read the final norm's output"
+    assert got["other_slots_kept"]
     assert not got["null_has_hidden_states"]
     assert got["worst_share_of_bound"] < 1, "further from float64 than bf16 rounding takes SGLang's own path"
     assert got["executed"] == {"12": 2} and got["mode"] == "verify", "two steps; the self-check's launches serve nobody"

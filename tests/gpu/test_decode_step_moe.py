@@ -52,12 +52,13 @@ def gpu_runner(name, seed, rows, weights=None, **options):
 def check(name, lengths, weights=None, num_padded=0, page_size=1):
     rows = len(lengths) + num_padded
     runner = gpu_runner(name, FRESH, (rows,), weights)
-    inputs = random_step(CUT[name], lengths, FRESH, "cuda", num_padded=num_padded, page_size=page_size)
-    ours = run(runner, inputs)
-    report = moe_gate(CUT[name], runner.weights, [inputs], [ours])
+    num_steps = 4 if rows <= 3 else 1  # the error of few rows is their luck
+    steps = [random_step(CUT[name], lengths, FRESH + i, "cuda", num_padded=num_padded, page_size=page_size) for i in range(num_steps)]
+    runs = [run(runner, step) for step in steps]
+    report = moe_gate(CUT[name], runner.weights, steps, runs)
     assert report.passed, f"{name} lengths {lengths} seed {FRESH}\n{report}"
-    assert runner.kernel.executed() == {rows: 1} and runner.kernel.fault() is None
-    return ours
+    assert runner.kernel.executed() == {rows: num_steps} and runner.kernel.fault() is None
+    return runs[0]
 
 
 @pytest.mark.parametrize("rows", ROWS)
