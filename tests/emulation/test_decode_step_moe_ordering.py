@@ -172,6 +172,8 @@ def test_weights_of_the_wrong_moment_are_found(bug, seed):
         runner, report = planted(bug, seed, check_order=True)
     except (RuntimeError, DecodeStepFault) as error:
         assert re.search("load_stage|mbarrier|ring stage|waited", str(error)), str(error)
+    except ValueError as error:  # what lay in the ring made NaN logits, which leave the oracle none to compare
+        assert "is not finite" in str(error)
     else:
         assert not report.passed or runner.kernel.last_report.num_races > 0
 
