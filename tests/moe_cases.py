@@ -38,7 +38,8 @@ def deep_moe(num_layers: int) -> Geometry:
 
 def biased(geometry: Geometry, weights: DecodeStepWeights, experts_of_token) -> DecodeStepWeights:
     """The model with experts that are chosen by the token alone: channel i of the embedding is large for tokens i mod hidden, every router reads
-    these channels only. experts_of_token(token): the top_k experts, best first."""
+    these channels only, and the branches add so little that their sum over all channels stays far below. experts_of_token(token): the top_k
+    experts, best first."""
     hidden = geometry.hidden
     embedding = weights.embedding * 0.05
     for token in range(geometry.vocab):
@@ -49,7 +50,7 @@ def biased(geometry: Geometry, weights: DecodeStepWeights, experts_of_token) -> 
             router[expert, channel] = 1.0 - rank / 16
     layers = [
         dataclasses.replace(
-            layer, router=router.clone(), post_norm=torch.ones_like(layer.post_norm), down=layer.down * 0.25, out_proj=layer.out_proj * 0.25
+            layer, router=router.clone(), post_norm=torch.ones_like(layer.post_norm), down=layer.down * 0.05, out_proj=layer.out_proj * 0.05
         )
         for layer in weights.layers
     ]
