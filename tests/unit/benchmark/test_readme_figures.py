@@ -37,6 +37,14 @@ def test_the_times_of_drafts_and_of_fp8_weights():
     assert of_batches == tuple(f"{median(fp8[batch][arm]):.2f}" for batch in (1, 2, 4, 8) for arm in ("off_ms", "on_ms"))
 
 
+def test_the_times_of_experts():
+    times = re.search(r"([\d.]+) to ([\d.]+) ms at one request, ([\d.]+) ×, ([\d.]+) to ([\d.]+) at two, ([\d.]+) to ([\d.]+) at four and "
+                      r"([\d.]+) to ([\d.]+) at eight\n\(\[MoE\]", README).groups()
+    moe = {row["batch"]: row for row in rows_of("served-qwen3-30b-a3b")}
+    assert times[2] == f"{moe[1]['ratio']:.2f}"
+    assert (*times[:2], *times[3:]) == tuple(f"{median(moe[batch][arm]):.2f}" for batch in (1, 2, 4, 8) for arm in ("off_ms", "on_ms"))
+
+
 def test_the_share_of_the_floor():
     one, eight = re.search(r"reaches (\d+) % of the memory floor at one request of 1,024 tokens, (\d+) % at eight", README).groups()
     kernel = {row["rows"]: row["on_floor_share"] for row in rows_of("kernel-decode-step") if row["context"] == 1024 and row["model"] == "qwen3-8b"}
