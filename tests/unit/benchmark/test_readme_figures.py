@@ -7,6 +7,7 @@ from statistics import median
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
+WORDS = " ".join(README.split())  # as if nowhere wrapped
 
 
 def rows_of(name):
@@ -28,9 +29,9 @@ def test_the_times_of_drafts_and_of_fp8_weights():
     for batch, words in ((1, "one request"), (4, "four")):
         (row,) = (row for row in rows_of("served-ngram-qwen3-8b") if row["batch"] == batch)
         assert row["served"] and row["equal_work"]
-        assert f"{median(row['off_ms']):.2f} to {median(row['on_ms']):.2f}" in README, words
+        assert f"{median(row['off_ms']):.2f} to {median(row['on_ms']):.2f}" in WORDS, words
     times = re.search(r"a step goes from ([\d.]+) to ([\d.]+) ms at one request, ([\d.]+) ×, ([\d.]+) to ([\d.]+) at two, "
-                      r"([\d.]+) to ([\d.]+) at four and ([\d.]+)\s+to ([\d.]+) at eight", README).groups()
+                      r"([\d.]+) to ([\d.]+) at four and ([\d.]+) to ([\d.]+) at eight", WORDS).groups()
     fp8 = {row["batch"]: row for row in rows_of("served-qwen3-8b-fp8")}
     assert times[2] == f"{fp8[1]['ratio']:.2f}"
     of_batches = (*times[:2], *times[3:])
@@ -39,7 +40,7 @@ def test_the_times_of_drafts_and_of_fp8_weights():
 
 def test_the_times_of_experts():
     times = re.search(r"([\d.]+) to ([\d.]+) ms at one request, ([\d.]+) ×, ([\d.]+) to ([\d.]+) at two, ([\d.]+) to ([\d.]+) at four and "
-                      r"([\d.]+) to ([\d.]+) at eight\n\(\[MoE\]", README).groups()
+                      r"([\d.]+) to ([\d.]+) at eight \(\[MoE\]", WORDS).groups()
     moe = {row["batch"]: row for row in rows_of("served-qwen3-30b-a3b")}
     assert times[2] == f"{moe[1]['ratio']:.2f}"
     assert (*times[:2], *times[3:]) == tuple(f"{median(moe[batch][arm]):.2f}" for batch in (1, 2, 4, 8) for arm in ("off_ms", "on_ms"))
@@ -53,8 +54,8 @@ def test_the_share_of_the_floor():
 
 def test_the_tokens_that_were_compared():
     served = [e for e in json.loads((ROOT / "benchmark/results/served-qwen3-8b-to-32k.json").read_text())["tokens"] if e.get("compared", True)]
-    total = int(re.search(r"Of ([\d,]+)\s+greedy tokens compared, none differed", README)[1].replace(",", ""))
+    total = int(re.search(r"Of ([\d,]+) greedy tokens compared, none differed", WORDS)[1].replace(",", ""))
     assert total == sum(entry["tokens_compared"] for entry in served) and not any(entry["wrong"] for entry in served)
-    in_scenarios = int(re.search(r"chunked prefill: ([\d,]+) tokens, none wrong", README)[1].replace(",", ""))
+    in_scenarios = int(re.search(r"chunked prefill: ([\d,]+) tokens, none wrong", WORDS)[1].replace(",", ""))
     scenarios = rows_of("scenarios")
     assert in_scenarios == sum(row["tokens_compared"] for row in scenarios) and not any(row["wrong"] for row in scenarios)
