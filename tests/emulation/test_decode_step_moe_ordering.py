@@ -7,6 +7,7 @@ import pytest
 import torch
 from decode_step_cases import Runner, lose_tile, same_bits
 from moe_cases import TINY_MOE, deep_moe, moe_gate, run
+from schedules import CLEAR_OVERTAKES, STARVATION, UNORDERED_CLEAR, races_of, require_the_same_under_every_schedule
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels import abi
@@ -15,16 +16,9 @@ from sgl_lowlatency.kernels.fault import DecodeStepFault
 from sgl_lowlatency.plan.static_plan import PlanError, make_plan
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
-STARVATION = {"even": 0, "starved block": 1, "starved warp": 2, "favoured block": 3}
 LENGTHS = [65, 63, 300, 1, 17, 128, 2, 64, 33, 15, 16, 31, 32, 127, 129, 100]
 MISSING_FENCE, MISSING_AWAIT, RING_NO_WAIT, TIE_TO_HIGHER_ID, SHIFTED_ROW_BITS, PLACE_COUNTS_ITSELF = 1, 2, 9, 15, 17, 18  # dialect::Planted
 STALE_ROUTING, UNWEIGHTED_EXPERT, UNROUNDED_LOGITS, NEXT_EXPERT = 23, 24, 25, 26
-UNORDERED_CLEAR, CLEAR_OVERTAKES = "word used with no order after its clear", "clear overtakes read"
-
-
-def races_of(runner):
-    report = runner.kernel.last_report
-    return [f"{r.kind} {r.region}+{r.offset} blocks {r.first_block} {r.second_block}" for r in report.races], report.num_races
 
 
 @pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())
@@ -35,13 +29,7 @@ def test_no_race_and_the_same_bits_under_every_schedule(name, rows, starvation):
     inputs = random_step(geometry, LENGTHS[:rows], 11)
     options = EmulationOptions(check_order=True, starvation=starvation)
     runner = Runner(geometry, weights, (rows,), 5, panel_budget_bytes=20 * 1024, emulation=options)
-    first = None
-    for seed in range(6):
-        options.seed = seed
-        outputs = runner.run(inputs)
-        assert races_of(runner) == ([], 0), f"seed {seed}"
-        first = first or outputs
-        assert same_bits(outputs, first), f"seed {seed}"
+    require_the_same_under_every_schedule(runner, options, inputs)
 
 
 @pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())

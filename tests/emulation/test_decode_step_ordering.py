@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from decode_step_cases import MIXED, Runner, same_bits
+from schedules import CLEAR_OVERTAKES, STARVATION, UNORDERED_CLEAR, races_of, require_the_same_under_every_schedule
 from tiny_geometries import TINY, deep
 
 from sgl_lowlatency import _C
@@ -13,25 +14,8 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.plan.validate import validate
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
-STARVATION = {"even": 0, "starved block": 1, "starved warp": 2, "favoured block": 3}
 SMALL_PANEL_BYTES = 20 * 1024
 NUM_REPEATS = 100
-UNORDERED_CLEAR, CLEAR_OVERTAKES = "word used with no order after its clear", "clear overtakes read"
-
-
-def races_of(runner):
-    report = runner.kernel.last_report
-    return [f"{r.kind} {r.region}+{r.offset} blocks {r.first_block} {r.second_block}" for r in report.races], report.num_races
-
-
-def require_the_same_under_every_schedule(runner, options, inputs):
-    first = None
-    for seed in range(6):
-        options.seed = seed
-        outputs = runner.run(inputs)
-        assert races_of(runner) == ([], 0), f"seed {seed}"
-        first = first or outputs
-        assert same_bits(outputs, first), f"seed {seed}"
 
 
 @pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())

@@ -13,15 +13,11 @@ pytest.importorskip("sglang")
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # tiny_serving.py
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext, Step  # noqa: E402
-from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context  # noqa: E402
-from test_build_fp8 import LENGTHS, emulated, live_batch  # noqa: E402, F401
+from first_step import LENGTHS, first_step  # noqa: E402
 from tiny_serving import MOE_GEOMETRY, TinyServing  # noqa: E402
 
-from sgl_lowlatency.build.assemble import build_step  # noqa: E402
 from sgl_lowlatency.build.weights import collect_weights  # noqa: E402
 from sgl_lowlatency.reference import moe_step, routing  # noqa: E402
-from sgl_lowlatency.reference.step import StepInputs  # noqa: E402
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC  # noqa: E402
 
 HF_CONFIG = SimpleNamespace(
@@ -41,23 +37,11 @@ def test_weights_are_views_of_sglangs_tensors():
             assert tensor.data_ptr() == theirs.data_ptr() and tensor.shape == theirs.shape and tensor.stride() == theirs.stride()
 
 
-def test_a_built_step_serves_what_float64_computes(emulated):  # noqa: F811
+def test_a_built_step_serves_what_float64_computes(emulated):
     serving = TinyServing(num_slots=8192, geometry=MOE_GEOMETRY)
-    previous = set_forward_context(ForwardContext(attn_backend=serving.backend))
-    try:
-        context = BuildContext(widths=(1, 3), tokens_per_request=1, deadline_s=30.0)
-        built = build_step(serving.model, HF_CONFIG, context, tolerances=QWEN3_MOE_SPEC.numerics.tolerances)
-        assert "32 experts of 64, 4 a row; LM head inside" in built.summary()
-        batch = live_batch(serving)
-        kv = [[buffer.clone() for buffer in buffers] for buffers in (serving.kv.k, serving.kv.v)]
-        step = Step(mode="decode", rows=3, view=serving.view)
-        logits = built.forward(step, serving.standard, batch.input_ids, batch.positions, batch).next_token_logits
-    finally:
-        set_forward_context(previous)
+    built, inputs, logits = first_step(serving, HF_CONFIG, QWEN3_MOE_SPEC.numerics.tolerances)
+    assert "32 experts of 64, 4 a row; LM head inside" in built.summary()
     assert built._checked == {3}, "the step's width was compared to SGLang's forward first"
-    inputs = StepInputs(
-        batch.input_ids, batch.positions, batch.seq_lens, batch.req_pool_indices, batch.out_cache_loc, serving.kv.req_to_token, *kv
-    )
     head = serving.model.lm_head.weight
     # the newest launch's choices, which near ties let nobody else foretell
     ranked = [built._step.buffer("router_logits", 3, layer) for layer in range(MOE_GEOMETRY.num_layers)]
