@@ -13,18 +13,20 @@ def causal(prefix: int, draft: int) -> range:
     return range(prefix + draft + 1)
 
 
-def standard_verify(geometry, weights, kv, input_ids, positions, prefix_lens, request_rows, slots, lm_head, sees=causal, mlp=None):
+def standard_verify(
+    geometry, weights, kv, input_ids, positions, prefix_lens, request_rows, slots, lm_head, sees=causal, mlp=None, enters=lambda layer, x, residual: (x, residual)
+):
     """SGLang's bf16 path of a verify step with plain causal attention, KV rows written as SGLang does. Returns (hidden, logits, entered):
     the last is the stream [rows, hidden] that enters each layer.
 
     kv: KvState, whose req_to_token holds the drafts' slots too. input_ids, positions, slots: [rows]; prefix_lens, request_rows:
-    [requests]. sees: as `causal`, another one is a planted bug. mlp: as standard_path.decode_step has it.
+    [requests]. sees: as `causal`, another one is a planted bug. mlp, enters: as standard_path.decode_step has them.
     """
     g, drafts = geometry, input_ids.shape[0] // prefix_lens.shape[0]
     cos_sin = weights.cos_sin[positions]
     x, residual, entered = weights.embedding[input_ids], None, []
     for idx, layer in enumerate(weights.layers):
-        normed, residual = standard_path.add_rms_norm(x, residual, layer.input_norm, g.rms_eps)
+        normed, residual = standard_path.add_rms_norm(*enters(idx, x, residual), layer.input_norm, g.rms_eps)
         entered.append(residual)
         y = torch.nn.functional.linear(normed, layer.qkv, layer.qkv_bias).view(len(input_ids), -1, g.head_dim)
         q, k, v = y.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)

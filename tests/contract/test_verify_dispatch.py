@@ -16,7 +16,8 @@ import torch
 
 from sgl_lowlatency.cli.tiny_model import make_tiny_model
 from sgl_lowlatency.guard.family import QWEN3, QWEN3_MOE
-from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS
+from sgl_lowlatency.specs.nvidia.dense import MAX_ROWS, QWEN3_SPEC
+from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
 
 RUNNER = Path(__file__).with_name("verify_runner.py")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="host emulation is not installed on a machine with a GPU")
@@ -63,10 +64,22 @@ def test_speculation_writes_the_text_that_float64_decides(facts):
     assert got["steps"] < 0.7 * got["steps_without_drafts"], "hardly a draft was accepted: nothing was shown"
 
 
-def test_a_wrong_kernel_is_refused_at_its_first_verify_step(facts):
+def test_layers_start_from_the_streams_they_are_given(facts, family):
+    if not family.is_moe:
+        assert "streams" not in facts
+        return
+    got = facts["streams"]
+    assert got["embedding"] and got["left_by_the_first"], "what a layer would have started from, rounded as SGLang rounds it"
+    assert got["values"], "V of the layer is its projection of the norm of what it was given, and nothing else"
+    assert 0 < got["left_by_the_second"] < 0.01, "the layer adds to what it was given"
+    assert got["given_is_kept"] and got["put_back"]
+
+
+def test_a_wrong_kernel_is_refused_at_its_first_verify_step(facts, family):
+    bound = (QWEN3_MOE_SPEC if family.is_moe else QWEN3_SPEC).numerics.tolerances["logits.relative_l2"]
     error = facts["refused"]["error"]
     assert error.startswith("decode_step self-check failed, the server is refused: verify of 4 rows, 4 a request, lengths [1, 2, 3, ")
-    assert "logits.relative_l2" in error and "is not within 0.12" in error
+    assert "logits.relative_l2" in error and f"is not within {bound:g}" in error
 
 
 def test_a_draft_model_of_the_targets_architecture_keeps_its_own_forward(facts):

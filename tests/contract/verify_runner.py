@@ -257,6 +257,38 @@ def refused(verify: VerifyRunner) -> dict:
     return {"error": None}
 
 
+def streams(verify: VerifyRunner) -> dict:
+    """What SGLang's MoE layers do with streams that are not theirs: the self-check gives them ours. Layer 1 starts from one a thousand times as
+    loud as what it adds, the others from what the layer before left."""
+    from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
+    from sgl_lowlatency.runtime.self_check_moe import streamed_as
+
+    model, layers = verify.runner.model, verify.runner.model.model.layers
+    rows, prefix_lens, _ = verify.prefill([[4, 5, 6, 7], [9, 8, 7]], room=2 * DRAFTS)
+    batch = verify.verify_batch(torch.tensor([[8, 9, 10, 11], [3, 4, 5, 6]]), rows, prefix_lens, full=True)
+    model.set_eagle3_layers_to_capture([0])  # the output of layer 0
+    free = verify.forward_originally(batch).hidden_states
+    model.capture_aux_hidden_states, model.model.layers_to_capture = False, []
+    del layers[1]._is_layer_to_capture
+
+    streams = torch.full((*free.shape[:1], len(layers), free.shape[1]), torch.nan).bfloat16()
+    streams[:, 1] = given = (torch.randn(free.shape, generator=torch.Generator().manual_seed(3)) * 1000).bfloat16()
+    left = []
+    hook = model.model.norm.register_forward_hook(lambda module, args, output: left.append(output[1]))
+    with streamed_as(model, RoutingRecord(torch.zeros(0), torch.zeros(0), streams)) as came:
+        verify.forward_originally(batch)
+    hook.remove()
+    values = layers[1].self_attn.qkv_proj(layers[1].input_layernorm(given))[0][:, -layers[1].self_attn.kv_size :]
+    return {
+        "embedding": torch.equal(came[0], model.model.embed_tokens(batch.input_ids)),
+        "left_by_the_first": torch.equal(came[1], free),
+        "values": torch.equal(verify.kv_rows(batch.out_cache_loc)[1, 1].flatten(1), values),
+        "left_by_the_second": relative(left[0], given),
+        "given_is_kept": torch.equal(streams[:, 1], given),
+        "put_back": not any("forward" in vars(layer) for layer in layers),
+    }
+
+
 def draft(verify: VerifyRunner) -> dict:
     """The spec on a STANDALONE draft model of the target's architecture, which SGLang builds in this scope."""
     from sglang.srt.layers.moe.utils import draft_model_build_scope
@@ -273,4 +305,6 @@ if __name__ == "__main__":
     checkpoint = Path(sys.argv[1])
     runner = VerifyRunner(checkpoint)
     facts = {"dispatch": dispatch(runner, checkpoint), "texts": texts(runner, checkpoint)}
+    if hasattr(runner.runner.model.model.layers[0].mlp, "topk"):
+        facts["streams"] = streams(runner)
     print(json.dumps(facts | {"refused": refused(runner), "draft": draft(runner)}))

@@ -163,6 +163,30 @@ def test_equal_logits_fall_to_the_lower_id():
         assert all(second == first + 1 and first % 2 == 0 for first, second in choices.ids.tolist())
 
 
+@pytest.mark.parametrize("rows_per_request, prefixes", [(1, [64, 0, 2]), (3, [5, 64])])
+def test_a_record_has_the_streams_that_enter_every_layer(rows_per_request, prefixes):
+    """Those of a step that captures all layers, bit by bit; a launch that asks for none, before and behind, writes none."""
+    geometry, rows = TINY_MOE["many"], rows_per_request * len(prefixes)
+    weights = random_weights(geometry, FRESH, has_lm_head=True)
+    inputs = random_step(geometry, prefixes, FRESH, rows_per_request=rows_per_request, lengths_are_prefix=True)
+    kinds = {"rows_per_request": {rows: rows_per_request}}
+    capturing = Runner(geometry, weights, (rows,), GRID, captured=range(geometry.num_layers), **kinds)
+    expected = capturing.run(inputs).aux
+    runner = Runner(geometry, weights, (rows,), GRID, emulation=EmulationOptions(check_order=True), **kinds)
+    unasked = runner.run(inputs)
+    params = runner.kernel._params[rows]
+    assert (params.aux_out, params.aux_columns) == (0, 0)
+    record = RoutingRecord.empty(geometry, rows, runner.device, with_streams=True)
+    asked = runner.run(inputs, routing=record)
+    assert runner.kernel.last_report.num_races == 0
+    assert torch.equal(record.streams.transpose(0, 1), expected) and same_bits(asked, unasked)
+    kept = record.streams.clone()
+    runner.run(inputs, routing=RoutingRecord.empty(geometry, rows, runner.device))
+    assert (params.aux_out, params.aux_columns) == (0, 0) and torch.equal(record.streams, kept)
+    with pytest.raises(ValueError, match="routing.streams: the step hands out the streams of captured layers"):
+        capturing.run(inputs, routing=record)
+
+
 @pytest.mark.parametrize(("name", "rows_per_request", "prefixes"), [("few", 4, [14, 0]), ("many", 3, [65, 1, 300]), ("raw", 8, [17, 63])])
 def test_verify_steps_and_captured_layers(name, rows_per_request, prefixes):
     """Rows of a request choose experts of their own; what enters a layer is handed out as in a dense step."""

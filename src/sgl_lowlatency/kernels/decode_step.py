@@ -139,8 +139,6 @@ class DecodeStep:
             raise ValueError(f"captured layers {list(layers)} are not ascending ones of 0 to {self.geometry.num_layers - 1}")
         self.captured = layers
         self._layer_table.copy_(self._pack_layers())
-        for params in self._params.values():
-            params.aux_columns = len(layers) * self.geometry.hidden
 
     def launch(
         self,
@@ -161,7 +159,8 @@ class DecodeStep:
         are captured aux_out [rows, captured layers * hidden] bf16, layer after layer.
 
         logits: float32 [rows, vocab], written too, rounded to bf16 as SGLang's are; None: this launch ends without the LM head, as every
-        one does whose weights have none. routing: of MoE layers, written too; None: nobody looks.
+        one does whose weights have none. routing: of MoE layers, written too, with its streams only where no layers are captured; None:
+        nobody looks.
 
         input_ids, positions and out_cache_loc are [rows]. seq_lens and req_pool_indices are [requests], of which each has the plan's
         rows_per_request rows, one after the other: row r is new token r % rows_per_request of request r // rows_per_request, and
@@ -191,8 +190,7 @@ class DecodeStep:
         if (aux_out is not None) != bool(self.captured):
             raise ValueError(f"aux_out is {'missing' if self.captured else 'given'}, the captured layers are {list(self.captured)}")
         if aux_out is not None:
-            require_tensor("aux_out", aux_out, (rows, params.aux_columns), torch.bfloat16, self.device)
-        params.aux_out = 0 if aux_out is None else aux_out.data_ptr()
+            require_tensor("aux_out", aux_out, (rows, len(self.captured) * self.geometry.hidden), torch.bfloat16, self.device)
         params.logits = 0
         if logits is not None:
             if self._weights.lm_head is None:
@@ -207,6 +205,12 @@ class DecodeStep:
             require_tensor("routing.ids", routing.ids, (g.num_layers, rows, g.top_k), torch.int32, self.device)
             require_tensor("routing.logits", routing.logits, (g.num_layers, rows, g.num_experts), torch.bfloat16, self.device)
             params.routed_ids, params.routed_logits = routing.ids.data_ptr(), routing.logits.data_ptr()
+            if routing.streams is not None:
+                if self.captured:
+                    raise ValueError(f"routing.streams: the step hands out the streams of captured layers {list(self.captured)} instead")
+                require_tensor("routing.streams", routing.streams, (rows, g.num_layers, g.hidden), torch.bfloat16, self.device)
+                aux_out = routing.streams.view(rows, -1)
+        params.aux_out, params.aux_columns = (0, 0) if aux_out is None else (aux_out.data_ptr(), aux_out.shape[1])
         outputs = {"hidden_out": hidden_out, "aux_out": aux_out, "logits": logits}
         outputs |= {} if routing is None else {"routed_ids": routing.ids, "routed_logits": routing.logits}
         if self.device.type == "cuda":
@@ -246,7 +250,9 @@ class DecodeStep:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
 
     def _pack_layers(self) -> torch.Tensor:
-        column = {layer: slot * self.geometry.hidden for slot, layer in enumerate(self.captured)}
+        # A launch without aux_out reads no column, so MoE layers, whose models capture none, have theirs for a record at any time.
+        kept = self.captured or range(self.geometry.num_layers if self.geometry.is_moe else 0)
+        column = {layer: slot * self.geometry.hidden for slot, layer in enumerate(kept)}
         return self._device_table(_C.pack_layer_weights([w.fields(column.get(layer, -1)) for layer, w in enumerate(self._weights.layers)]))
 
     def _tile_table(self, plan: StaticPlan) -> torch.Tensor:

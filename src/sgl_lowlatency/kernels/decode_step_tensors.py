@@ -109,17 +109,23 @@ class DecodeStepWeights:
 @dataclasses.dataclass(frozen=True)
 class RoutingRecord:
     """What the MoE layers of a step routed, for whoever checks or counts it. ids: int32 [layers, rows, top_k], each row's experts by rank.
-    logits: bf16 [layers, rows, num_experts], what was ranked."""
+    logits: bf16 [layers, rows, num_experts], what was ranked. streams: bf16 [rows, layers, hidden], the residual stream that entered each
+    layer, or None: not asked for."""
 
     ids: torch.Tensor
     logits: torch.Tensor
+    streams: torch.Tensor | None = None
 
     @classmethod
-    def empty(cls, geometry: Geometry, rows: int, device: torch.device) -> RoutingRecord:
-        """Memory for a step's record, with nothing in it that a step leaves: ids of -1, logits of NaN."""
+    def empty(cls, geometry: Geometry, rows: int, device: torch.device, with_streams: bool = False) -> RoutingRecord:
+        """Memory for a step's record, with nothing in it that a step leaves: ids of -1, logits and streams of NaN."""
         g = geometry
+
+        def nans(*shape: int) -> torch.Tensor:
+            return torch.full(shape, float("nan"), dtype=torch.bfloat16, device=device)
+
         ids = torch.full((g.num_layers, rows, g.top_k), -1, dtype=torch.int32, device=device)
-        return cls(ids, torch.full((g.num_layers, rows, g.num_experts), float("nan"), dtype=torch.bfloat16, device=device))
+        return cls(ids, nans(g.num_layers, rows, g.num_experts), nans(rows, g.num_layers, g.hidden) if with_streams else None)
 
 
 _OPTIONAL = ("qkv_bias", "q_norm", "k_norm")  # of a layer: not every family has them

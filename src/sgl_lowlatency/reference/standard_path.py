@@ -18,6 +18,9 @@ from sgl_lowlatency.reference import quantized
 from sgl_lowlatency.reference.dense_decode import head_norm, rms_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs, stack_captured
 
+# (layer, x, residual) -> (x, residual): their sum enters the layer, without a residual x alone
+Enters = Callable[[int, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]
+
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -44,12 +47,13 @@ def decode_step(
     rounds_activations: bool = True,
     captured: Sequence[int] = (),
     mlp: Callable[[int, torch.Tensor], torch.Tensor] | None = None,
+    enters: Enters = lambda layer, x, residual: (x, residual),
 ) -> StepOutputs:
     """Runs the step; the KV pool is read, never written. All results bf16, logits float32 of a bf16 GEMM.
 
     rounds_activations: of FP8 weights, as SGLang does; without, what bf16 rounding alone costs on the same weights. captured: layers
     whose inputs become aux: the residual that the layer's norm leaves. mlp(layer, normed): what is added to the residual, bf16, where the layer
-    is not dense (moe_step.py).
+    is not dense (moe_step.py). enters(layer, x, residual): what the layer gets of these.
     """
     g = geometry
 
@@ -62,7 +66,7 @@ def decode_step(
     x, residual = weights.embedding[inputs.input_ids], None
     k_rows, v_rows, entered = [], [], []
     for idx, layer in enumerate(weights.layers):
-        normed, residual = add_rms_norm(x, residual, layer.input_norm, g.rms_eps)
+        normed, residual = add_rms_norm(*enters(idx, x, residual), layer.input_norm, g.rms_eps)
         entered.append(residual)
         y = linear(normed, layer, "qkv", layer.qkv_bias).view(inputs.rows, -1, g.head_dim)
         q, k, v = y.split([g.num_q_heads, g.num_kv_heads, g.num_kv_heads], dim=1)

@@ -9,7 +9,8 @@ With FP8 weights, ours is compared to SGLang's forward with exact products (runt
 activations to FP8, is compared to that too: how far it is off stands in the report, and over the first two layers, which meet every
 matrix of a layer and add little rounding, it must agree, or we misread the weights.
 
-Of MoE layers, SGLang's forward takes the experts that ours chose, and the choice is judged by itself (runtime/self_check_moe.py).
+Of MoE models, SGLang's layers start each from our own stream and take the experts that ours chose; stream and choice are judged by
+themselves (runtime/self_check_moe.py). The figures are then those of one layer's rounding, and the bounds much tighter.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,9 @@ from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.exact_linears import exact_linears
 from sgl_lowlatency.runtime.self_check_aux import AUX_FIGURES, aux_errors, split_layers, with_neighbours
-from sgl_lowlatency.runtime.self_check_moe import ROUTING_FIGURES, distinct_experts, other_choices, routed_as, routing_errors
+from sgl_lowlatency.runtime.self_check_moe import (
+    MOE_FIGURES, distinct_experts, other_choices, routed_as, routing_errors, stream_errors, streamed_as,
+)
 from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, like_keys, make_inputs, value_scale
 from sgl_lowlatency.runtime.sglang_state import KvState
 
@@ -82,11 +85,11 @@ class SelfCheck:
 
     weights: the model's, as the kernel reads them. tolerances: name in FIGURES -> the largest relative L2 error,
     ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only, AUX_FIGURES are for models that capture,
-    ROUTING_FIGURES for MoE layers. Raises ValueError for another name.
+    MOE_FIGURES for MoE layers. Raises ValueError for another name.
     """
 
     def __init__(self, model: torch.nn.Module, geometry: Geometry, weights: DecodeStepWeights, tolerances: Mapping[str, float]):
-        known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES, *ROUTING_FIGURES)
+        known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES, *MOE_FIGURES)
         if unknown := sorted(set(tolerances) - set(known)):
             raise ValueError(f"the self-check has no figure {unknown[0]!r}, only {', '.join(known)}")
         self._model, self._geometry, self._weights = model, geometry, weights
@@ -103,7 +106,7 @@ class SelfCheck:
     ) -> SelfCheckReport:
         """Compares `original` and `ours`, both called as (input_ids, positions, forward_batch), at template's batch size. Where the model
         captures auxiliary hidden states, both return them as hidden_states when a batch asks for all of them. Of MoE layers `ours` also
-        takes a RoutingRecord, `routing`.
+        takes a RoutingRecord with streams, `routing`.
 
         template: the running forward's ForwardBatch, of decode or verify, not changed. Misses are reported, not raised.
         """
@@ -119,15 +122,18 @@ class SelfCheck:
                 report.lengths += batch.tokens["seq_lens"].tolist()
                 kv.req_to_token[inputs.request_rows, : inputs.columns] = batch.table
                 forward_batch = sglang_state.check_batch(template, **batch.tokens, wants_hidden_states=bool(captured))
-                record = RoutingRecord.empty(self._geometry, rows, inputs.slots.device) if self._geometry.is_moe else None
+                record = RoutingRecord.empty(self._geometry, rows, inputs.slots.device, with_streams=True) if self._geometry.is_moe else None
                 sglang_state.plan_attention(forward_batch)
                 actual = self._outputs(ours if record is None else functools.partial(ours, routing=record), forward_batch, kv, captured)
                 sglang_state.plan_attention(forward_batch)
-                with nullcontext() if record is None else routed_as(self._model, record) as routers:
+                with ExitStack() as stand_ins:
+                    if record is not None:
+                        routers = stand_ins.enter_context(routed_as(self._model, record))
+                        came = stand_ins.enter_context(streamed_as(self._model, record))
                     expected = self._expected(original, forward_batch, kv, captured, report)
                 _note(report.figures, _errors(actual, expected, captured))
                 if record is not None:
-                    _note(report.figures, routing_errors(record, routers))
+                    _note(report.figures, stream_errors(record, came) | routing_errors(record, routers))
                     others = other_choices(record, routers)
                     report.choices, report.other_choices = report.choices + others.numel(), report.other_choices + int(others.sum())
                     distinct.append(distinct_experts(record))

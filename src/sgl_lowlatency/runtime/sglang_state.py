@@ -3,7 +3,7 @@
 Used of SGLang 0.5.23: `ForwardView.kv_pool.pool` (`get_kv_buffer`, `page_size`, `post_capture_active`); the attention
 backend of `forward_context.get_attn_backend()` (`init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
 `req_to_token_pool.req_to_token`); the ForwardBatch fields that `check_batch` names and the verify input's that `_chain` does;
-the model's `capture_aux_hidden_states` and `model.layers_to_capture`;
+the model's `capture_aux_hidden_states` and `model.layers_to_capture`; `layer_boundary.residual.batch` (`snapshot`, `set_written`);
 `capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics` and `get_flags().moe.in_speculative_scope`.
 """
 
@@ -175,6 +175,22 @@ def capturing(model: Any, layers: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         model.model.layers_to_capture = kept
+
+
+def stream_entering(hidden_states: Any, forward_batch: Any) -> torch.Tensor:
+    """The residual stream [rows, hidden] that enters a layer whose forward is called with these: what the layer before left plus its residual,
+    added in float32 and rounded to bf16 as the fused add and norm rounds what it carries on. A tensor of its own; nothing is consumed."""
+    from sglang.srt.layers.layer_boundary.residual import batch
+
+    return batch.snapshot(hidden_states, forward_batch)
+
+
+def enter_with(stream: torch.Tensor, forward_batch: Any) -> torch.Tensor:
+    """Lets the next layer start from `stream` [rows, hidden] bf16 as from one that is written already, with nothing to add: its norm reads it
+    and the layer adds to it in place. Returns the hidden_states to call the layer with."""
+    from sglang.srt.layers.layer_boundary.residual import batch
+
+    return batch.set_written(stream, forward_batch)
 
 
 def capturing_graphs() -> bool:

@@ -10,6 +10,9 @@ import dataclasses
 from types import SimpleNamespace
 
 import torch
+from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
+from sglang.srt.layers.layer_boundary.residual.add_norm import PLAIN_ADD
+from sglang.srt.layers.layer_boundary.residual.stream import ResidualStream
 from sglang.srt.layers.moe.topk import StandardTopKOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
@@ -76,6 +79,13 @@ class TinyTopK(torch.nn.Module):
         return StandardTopKOutput(weights.float(), ids.int(), router_logits)
 
 
+class TinyLayer(torch.nn.Module):
+    """A decoder layer as the model's loop calls it, up to what its norm reads."""
+
+    def forward(self, positions, hidden_states, forward_batch):
+        return residual_batch.stream_of(forward_batch).export(hidden_states)
+
+
 class TinyProcessor(torch.nn.Module):
     """SGLang's LogitsProcessor: a head with a quant_method gives the product, else it is bf16; fp32 in the batch's buffer if there is one."""
 
@@ -97,7 +107,7 @@ class TinyModel(torch.nn.Module):
         self.model.embed_tokens, self.model.norm = _holder(weights.embedding), _holder(weights.final_norm)
         self.model.layers = torch.nn.ModuleList()
         for tensors in weights.layers:
-            layer, attention, mlp = torch.nn.Module(), torch.nn.Module(), torch.nn.Module()
+            layer, attention, mlp = TinyLayer(), torch.nn.Module(), torch.nn.Module()
             layer.input_layernorm, layer.post_attention_layernorm = _holder(tensors.input_norm), _holder(tensors.post_norm)
             attention.qkv_proj, attention.o_proj = _linear(tensors, "qkv"), _linear(tensors, "out_proj")
             attention.q_norm, attention.k_norm = _holder(tensors.q_norm), _holder(tensors.k_norm)
@@ -185,6 +195,20 @@ class TinyServing:
 
         return mlp
 
+    def _enters(self, positions, forward_batch):
+        """What the references call before a layer: SGLang's residual stream goes through the model's own layer."""
+
+        def enters(layer, x, residual):
+            if residual is None:
+                residual_batch.start(forward_batch)
+            else:
+                _, forward_batch.residual_stream = ResidualStream.from_handoff(x, residual, PLAIN_ADD)
+            entering = self.model.model.layers[layer](positions, x, forward_batch)
+            residual_batch.clear(forward_batch)
+            return entering
+
+        return enters
+
     def verify(self, sees=causal):
         """The model's own forward of a verify step, optionally with a bug in what a draft token sees (verify_step.causal)."""
 
@@ -192,7 +216,7 @@ class TinyServing:
             fb = forward_batch
             hidden, logits, entered = standard_verify(
                 self.geometry, self.weights, self.kv, input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc,
-                self.model.lm_head.weight, sees, self._mlp(),
+                self.model.lm_head.weight, sees, self._mlp(), self._enters(positions, fb),
             )
             states = [entered[layer] for layer in captured_layers(self.model)]
             return SimpleNamespace(next_token_logits=logits, hidden_states=torch.cat(states, dim=-1) if states else hidden)
@@ -209,7 +233,8 @@ class TinyServing:
             input_ids, positions, fb.seq_lens, fb.req_pool_indices, fb.out_cache_loc, self.kv.req_to_token, self.kv.k, self.kv.v
         )
         outputs = standard_path.decode_step(
-            self.geometry, self.weights, inputs, self.model.lm_head.weight, rounds, captured_layers(self.model), self._mlp()
+            self.geometry, self.weights, inputs, self.model.lm_head.weight, rounds, captured_layers(self.model), self._mlp(),
+            self._enters(positions, fb),
         )
         for layer in range(self.geometry.num_layers):
             self.kv.k[layer][fb.out_cache_loc] = outputs.k_rows[layer]
