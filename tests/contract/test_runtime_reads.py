@@ -8,6 +8,7 @@ import inspect
 import pytest
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.moe.topk import StandardTopKOutput
 from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
@@ -15,7 +16,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner_utils import capture_mode
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
-from sglang.srt.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeSparseMoeBlock
+from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeForCausalLM, Qwen3MoeModel, Qwen3MoeSparseMoeBlock
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang_source import source
@@ -131,3 +132,11 @@ def test_a_moe_block_calls_its_router_as_the_self_check_stands_in_for_it():
     assert "topk_output = self.topk(hidden_states, router_logits)" in source
     assert "self.experts(hidden_states, topk_output)" in source
     assert StandardTopKOutput._fields == ("topk_weights", "topk_ids", "router_logits")
+
+
+def test_a_moe_layer_takes_its_stream_from_the_batch():
+    """The self-check stands before each layer (test_verify_dispatch.py runs it): the residual is the batch's, not an argument."""
+    assert parameters(Qwen3MoeDecoderLayer.forward)[:4] == ["self", "positions", "hidden_states", "forward_batch"]
+    loop = "".join(inspect.getsource(Qwen3MoeModel.forward).split())
+    assert "hidden_states=layer(positions,hidden_states,forward_batch," in loop and "hidden_states=residual_batch.final_norm(" in loop
+    assert parameters(residual_batch.snapshot) == parameters(residual_batch.set_written) == ["hidden_states", "forward_batch"]
