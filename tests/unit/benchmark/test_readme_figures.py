@@ -46,6 +46,17 @@ def test_the_times_of_experts():
     assert (*times[:2], *times[3:]) == tuple(f"{median(moe[batch][arm]):.2f}" for batch in (1, 2, 4, 8) for arm in ("off_ms", "on_ms"))
 
 
+def test_the_gains_of_sessions():
+    def ratios(name, figure):
+        report = json.loads((ROOT / "benchmark/results" / f"{name}.json").read_text())["concurrencies"]
+        return tuple(f"{report[number]['compared'][figure]['ratio']:.2f}" for number in ("1", "2", "4", "8"))
+
+    four = r"([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+)"
+    assert re.search(four + " times the output tokens a second and user", WORDS).groups() == ratios("replay-qwen3-8b", "itl_p50")
+    assert re.search("prefill and all, " + four + " times by the median", WORDS).groups() == ratios("replay-qwen3-8b", "e2e_p50")
+    assert re.search("1,024 out: " + four + r" \(", WORDS).groups() == ratios("random-8k-1k-qwen3-8b", "itl_p50")
+
+
 def test_the_share_of_the_floor():
     one, eight = re.search(r"reaches (\d+) % of the memory floor at one request of 1,024 tokens, (\d+) % at eight", README).groups()
     kernel = {row["rows"]: row["on_floor_share"] for row in rows_of("kernel-decode-step") if row["context"] == 1024 and row["model"] == "qwen3-8b"}
