@@ -1,5 +1,6 @@
 // e4m3fn weights: their values as the MMA takes them, and the scales that go with them.
 #pragma once
+#include "sgl_lowlatency/stages/op.hpp"
 #include "sgl_lowlatency/stages/upkeep.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -24,22 +25,22 @@ struct BlockScales<1> {
 };
 
 // Asked for a tile ahead, so that nothing waits for them. Entry: all lanes of a consumer warp. k0: the panel's first column; past K: no loads.
-template <int32_t kElementBytes, int32_t kOp>
-SGL_DEVICE BlockScales<kElementBytes> load_block_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t tile, int32_t k0,
+template <int32_t kElementBytes, class Op>
+SGL_DEVICE BlockScales<kElementBytes> load_block_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, Op op, int32_t tile, int32_t k0,
                                                         int32_t warp, int32_t lane) {
   BlockScales<kElementBytes> scales;
   if constexpr (kElementBytes == 1) {
-    constexpr bool kPaired = kOp == abi::kOpGateUp;
+    const bool is_paired = op == abi::kOpGateUp;
     static_assert(abi::chunk_k(1) == abi::kScaleBlock, "a warp's chunk of a stage has one scale");
     if (p.weights != abi::kWeightsFp8Block) return scales;
-    const int32_t num_blocks = p.ops[kOp].k_extent / abi::kScaleBlock;
+    const int32_t num_blocks = p.ops[op].k_extent / abi::kScaleBlock;
     int32_t block = k0 / abi::kScaleBlock + lane * abi::kStageChunks + warp;
     if (block >= num_blocks) return scales;
     if (dialect::planted(dialect::Planted::kWrongScaleBlock)) block = (block + 1) % num_blocks;
-    const int32_t row = tile * (kPaired ? abi::kTileRows / 2 : abi::kTileRows);
-    const float* const column = layer_scales(s, layer).of[kOp] + block;
+    const int32_t row = tile * (is_paired ? abi::kTileRows / 2 : abi::kTileRows);
+    const float* const column = layer_scales(s, layer).of[op] + block;
     scales.first = scales.last = dialect::load_constant(column + row / abi::kScaleBlock * num_blocks);
-    if (kPaired && !dialect::planted(dialect::Planted::kGateScaleForUp)) {
+    if (is_paired && !dialect::planted(dialect::Planted::kGateScaleForUp)) {
       scales.last = dialect::load_constant(column + (p.geometry.intermediate + row) / abi::kScaleBlock * num_blocks);
     }
   }
@@ -56,18 +57,18 @@ struct RowScales<1> {
   float up[2] = {1.0f, 1.0f};
 };
 
-template <int32_t kElementBytes, int32_t kOp>
-SGL_DEVICE RowScales<kElementBytes> load_row_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t tile, int32_t m) {
+template <int32_t kElementBytes, class Op>
+SGL_DEVICE RowScales<kElementBytes> load_row_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, Op op, int32_t tile, int32_t m) {
   RowScales<kElementBytes> scales;
   if constexpr (kElementBytes == 1) {
-    constexpr bool kPaired = kOp == abi::kOpGateUp;
+    const bool is_paired = op == abi::kOpGateUp;
     if (p.weights != abi::kWeightsFp8Channel) return scales;
-    const float* const at = layer_scales(s, layer).of[kOp] + tile * (kPaired ? abi::kTileRows / 2 : abi::kTileRows) + m;
+    const float* const at = layer_scales(s, layer).of[op] + tile * (is_paired ? abi::kTileRows / 2 : abi::kTileRows) + m;
     const float* const up = dialect::planted(dialect::Planted::kGateScaleForUp) ? at : at + p.geometry.intermediate;
 SGL_UNROLL
     for (int32_t i = 0; i < 2; ++i) {
       scales.y[i] = dialect::load_constant(at + i);
-      if (kPaired) scales.up[i] = dialect::load_constant(up + i);
+      if (is_paired) scales.up[i] = dialect::load_constant(up + i);
     }
   }
   return scales;

@@ -27,59 +27,58 @@ struct PartialCursor {
   uint32_t parities = 0;  // bit h: of the phase of Shared::partials(h) that is awaited next
 };
 
-// Warps that finish a tile of kPairs pairs a row: 1, 2, 4 or 8.
-template <int32_t kPairs>
-SGL_DEVICE int32_t finisher_warps(int32_t rows) { return rows * kPairs <= 32 ? 1 : rows * kPairs <= 64 ? 2 : rows * kPairs <= 128 ? 4 : 8; }
+// Warps that finish a tile of so many pairs a row: 1, 2, 4 or 8.
+SGL_DEVICE int32_t finisher_warps(int32_t rows, int32_t pairs) { return rows * pairs <= 32 ? 1 : rows * pairs <= 64 ? 2 : rows * pairs <= 128 ? 4 : 8; }
 
 // Tiles `own` of one operation. Ops is the caller's table of what differs between operations:
-//   ops.load<kOp>(k0, k1)          fills the panel (load_panel)
-//   ops.before<kOp>(tile, m, n)    Early, of a finisher's pair: n < rows
-//   ops.finish<kOp>(pair, is_finisher, early)  called by all lanes of the warps that hold finishers
-//   ops.behind<kOp>(index)         called by all consumer threads behind tile number `index` of `own`
+//   ops.load(op, k0, k1)           fills the panel (load_panel)
+//   ops.before(op, tile, m, n)     Early, of a finisher's pair: n < rows
+//   ops.finish(op, pair, is_finisher, early)  called by all lanes of the warps that hold finishers
+//   ops.behind(op, index)          called by all consumer threads behind tile number `index` of `own`
 //
 // Warps take turns as finishers of a tile: they add its partial tiles and do what follows. All but a panel's last tile are finished a
 // tile late, their finishers multiply the next one first: no warp waits for a sum, and none is late more than once in a while. At the
 // end of tile i a warp awaits that all have delivered i - 1, stores its part of i, finishes i - 1 if it is its turn, and delivers i.
 // The half of scratch that takes i is free then: who delivered i - 1 had finished i - 2. The last tile, which others wait for, meets
 // the barrier that the next panel needs anyway and is finished at once.
-// kInOrder: so is every tile, and behind the last one a half of scratch is free.
+// is_in_order: so is every tile, and behind the last one a half of scratch is free.
 //
 // Entry: all consumer threads; panel and scratch are free. Some threads return while others still read scratch: the next barrier
 // of the consumers comes before anyone writes it again.
-template <int32_t kNTiles, int32_t kElementBytes, int32_t kOp, bool kInOrder, class Ops>
-SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, const abi::TileRange& own, RingCursor& cursor,
-                          PartialCursor& partial, const Ops& ops) {
+template <int32_t kNTiles, int32_t kElementBytes, class Op, class Ops>
+SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t layer, Op op, bool is_in_order, const abi::TileRange& own,
+                          RingCursor& cursor, PartialCursor& partial, const Ops& ops) {
   constexpr int32_t kHalf = abi::kTileRows / 2;
-  constexpr bool kPaired = kOp == abi::kOpGateUp;
-  constexpr int32_t kPairs = (kPaired ? kHalf : abi::kTileRows) / 2;  // pairs of one row of a tile
-  static_assert(kNTiles * 8 * kPairs <= kConsumerThreads, "a thread finishes one pair of a tile");
+  static_assert(kNTiles * 8 * kHalf <= kConsumerThreads, "a thread finishes one pair of a tile");
+  const bool is_paired = op == abi::kOpGateUp;
+  const int32_t pairs = is_paired ? kHalf / 2 : kHalf;  // of one row of a tile
   const sync::FaultSink sink = fault_sink(p);
   const int32_t begin = own.begin, end = begin + own.count;
-  const int32_t k_extent = p.ops[kOp].k_extent, k_panel = p.ops[kOp].k_panel;
+  const int32_t k_extent = p.ops[op].k_extent, k_panel = p.ops[op].k_panel;
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
-  const int32_t pitch = abi::panel_row_bytes(k_panel), finishers = finisher_warps<kPairs>(p.rows) * 32;
-  const auto scales_of = [&](int32_t tile, int32_t k) { return load_block_scales<kElementBytes, kOp>(p, s, layer, tile, k, warp, lane); };
+  const int32_t pitch = abi::panel_row_bytes(k_panel), finishers = finisher_warps(p.rows, pairs) * 32;
+  const auto scales_of = [&](int32_t tile, int32_t k) { return load_block_scales<kElementBytes>(p, s, layer, op, tile, k, warp, lane); };
   BlockScales<kElementBytes> next_scales = scales_of(begin, 0);
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
     const int32_t k1 = min_int(k0 + k_panel, k_extent);
     const bool is_last_panel = k1 == k_extent;
-    ops.template load<kOp>(k0, k1);
+    ops.load(op, k0, k1);
     for (int32_t tile = begin; tile < end; ++tile) {
-      const bool is_late = !kInOrder && finishers < kConsumerThreads;  // all tiles but the last
+      const bool is_late = !is_in_order && finishers < kConsumerThreads;  // all tiles but the last
       const bool has_late = is_late && tile > begin, has_barrier = !is_late || tile + 1 == end;
       // The tile that this warp finishes now: this one, or the one before; finishers of two consecutive tiles are different warps.
-      const int32_t turn = kInOrder ? thread : (thread - (tile - begin) * finishers) & (kConsumerThreads - 1);
+      const int32_t turn = is_in_order ? thread : (thread - (tile - begin) * finishers) & (kConsumerThreads - 1);
       const int32_t late_turn = (turn + finishers) & (kConsumerThreads - 1);
       const bool is_own = has_barrier && turn < finishers, has_target = is_own || (has_late && late_turn < finishers);
       const int32_t target = is_own ? tile : tile - 1, nth = is_own ? turn : late_turn;
-      const int32_t m = nth % kPairs * 2, n = nth / kPairs;
+      const int32_t m = nth % pairs * 2, n = nth / pairs;
       const bool is_finisher = has_target && n < p.rows;
       Early early{};
-      if (is_last_panel && is_finisher) early = ops.template before<kOp>(target, m, n);
+      if (is_last_panel && is_finisher) early = ops.before(op, target, m, n);
       RowScales<kElementBytes> row_scales;
-      if (is_last_panel && is_finisher) row_scales = load_row_scales<kElementBytes, kOp>(p, s, layer, target, m);
+      if (is_last_panel && is_finisher) row_scales = load_row_scales<kElementBytes>(p, s, layer, op, target, m);
       const BlockScales<kElementBytes> scales = next_scales;
-      next_scales = tile + 1 < end ? scales_of(tile + 1, k0) : scales_of(begin, k1);
+      next_scales = scales_of(tile + 1 < end ? tile + 1 : begin, tile + 1 < end ? k0 : k1);
       WarpTile<kNTiles, kElementBytes> product;
       for (int32_t k = k0; k < k1; k += abi::stage_k(kElementBytes)) {
         if (!dialect::planted(dialect::Planted::kRingNoWait)) {
@@ -98,7 +97,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
       if (has_late) {
         // Pairs with the arrivals below: every warp's part of the tile before, and what its finishers read of the one before that.
         if (!dialect::planted(dialect::Planted::kPartialNoWait)) {
-          sync::wait_mbarrier(sink, abi::kFaultPartial, layer, kOp, s.partials(partial.half), partial.parities >> partial.half & 1u);
+          sync::wait_mbarrier(sink, abi::kFaultPartial, layer, op, s.partials(partial.half), partial.parities >> partial.half & 1u);
         }
         partial.parities ^= 1u << partial.half;
       }
@@ -127,23 +126,23 @@ SGL_UNROLL
         TilePair pair{target, m, n, {}, {}};
         if (is_finisher) {
           finish_sum(m, pair.y);
-          if (kPaired) finish_sum(m + kHalf, pair.up);
+          if (is_paired) finish_sum(m + kHalf, pair.up);
           if constexpr (kElementBytes == 1) {
 SGL_UNROLL
             for (int32_t i = 0; i < 2; ++i) {
               pair.y[i] *= row_scales.y[i];
-              if (kPaired) pair.up[i] *= row_scales.up[i];
+              if (is_paired) pair.up[i] *= row_scales.up[i];
             }
           }
         }
-        if (is_last_panel) ops.template finish<kOp>(pair, is_finisher, early);
+        if (is_last_panel) ops.finish(op, pair, is_finisher, early);
       }
       if (!has_barrier) {
         dialect::sync_warp();
         // Pairs with the wait above, a tile later: this warp's part is stored, and what it finished is read.
         if (lane == 0) dialect::mbarrier_arrive(s.partials(partial.half ^ 1u));
       }
-      if (is_last_panel) ops.template behind<kOp>(tile - begin);
+      if (is_last_panel) ops.behind(op, tile - begin);
     }
   }
 }

@@ -48,19 +48,19 @@ struct HeadOps {
   bool is_first;
 
   // Later goes find the words where the first one waited for them, and 1 / rms(x) as it left it.
-  template <int32_t kOp>
-  SGL_DEVICE void load(int32_t k0, int32_t k1) const {
+  template <class Op>
+  SGL_DEVICE void load(Op op, int32_t k0, int32_t k1) const {
     const Stream end = end_stream(p, p.geometry.num_layers - 1);
-    load_panel<2>(p, s, stream_words(p, s, end, p.stream.scaled), p.geometry.hidden / 2, p.ops[kOp].k_panel, k0, k1);
+    load_panel<2>(p, s, stream_words(p, s, end, p.stream.scaled), p.geometry.hidden / 2, p.ops[op].k_panel, k0, k1);
     sync_consumers();
-    if (is_first && k1 == p.ops[kOp].k_extent) load_inverse_rms(p, s, end);
+    if (is_first && k1 == p.ops[op].k_extent) load_inverse_rms(p, s, end);
   }
-  template <int32_t kOp>
-  SGL_DEVICE Early before(int32_t, int32_t, int32_t) const { return {}; }
+  template <class Op>
+  SGL_DEVICE Early before(Op, int32_t, int32_t, int32_t) const { return {}; }
 
   // The last tile may reach beyond the vocabulary.
-  template <int32_t kOp>
-  SGL_DEVICE void finish(const TilePair& pair, bool is_finisher, const Early&) const {
+  template <class Op>
+  SGL_DEVICE void finish(Op, const TilePair& pair, bool is_finisher, const Early&) const {
     if (!is_finisher) return;
     const float inverse_rms = dialect::planted(dialect::Planted::kUnscaledHead) ? 1.0f : s.rows()->row[pair.n].inverse_rms;
     const int32_t token = pair.tile * abi::kTileRows + pair.m;
@@ -70,8 +70,8 @@ SGL_UNROLL
       if (token + i < p.geometry.vocab) dialect::store_plain(at + i, dialect::to_float(dialect::to_bf16(pair.y[i] * inverse_rms)));
     }
   }
-  template <int32_t kOp>
-  SGL_DEVICE void behind(int32_t) const {}
+  template <class Op>
+  SGL_DEVICE void behind(Op, int32_t) const {}
 };
 
 // The final norm comes last, where it delays no tile. (Behind the first tile it cost verify instances registers, which spilled.)
@@ -86,7 +86,7 @@ SGL_DEVICE void run_head(const DecodeStepParams& p, const Shared& s, RingCursor&
   const int32_t at_once = abi::tiles_at_once(abi::kOpHead, p.ops[abi::kOpHead], own.count, p.max_tiles_multi_panel);
   for (int32_t begin = 0; begin < own.count; begin += at_once) {
     const abi::TileRange go{own.begin + begin, min_int(at_once, own.count - begin)};
-    run_tiles<kNTiles, 2, abi::kOpHead, true>(p, s, p.geometry.num_layers, go, cursor, partial, HeadOps{p, s, begin == 0});
+    run_tiles<kNTiles, 2>(p, s, p.geometry.num_layers, StaticOp<abi::kOpHead>{}, true, go, cursor, partial, HeadOps{p, s, begin == 0});
   }
   final_norm_share(p, s);
 }

@@ -130,13 +130,13 @@ SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int3
   const int32_t k_extent = p.geometry.moe_intermediate, pitch = abi::panel_row_bytes(k_extent), num_active = work.num_active();
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
   const int32_t m = thread % kPairs * 2, n = thread / kPairs;
-  const bool has_finisher = warp * 32 < finisher_warps<kPairs>(p.rows) * 32, is_finisher = n < p.rows;
+  const bool has_finisher = warp * 32 < finisher_warps(p.rows, kPairs) * 32, is_finisher = n < p.rows;
   const int32_t* const first_pairs = work.first_pairs();
   int32_t loaded = -1;  // the place that the panel begins with
 SGL_NO_UNROLL
   for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
     Early early{};
-    if (is_finisher) early = ops.template before<abi::kOpDown>(tile, m, n);
+    if (is_finisher) early = ops.before(StaticOp<abi::kOpDown>{}, tile, m, n);
     WeightedTile<kNTiles> total;
 SGL_NO_UNROLL
     for (int32_t begin = 0, end = 0; begin < num_active; begin = end) {
@@ -170,7 +170,7 @@ SGL_NO_UNROLL
     if (!has_finisher) continue;
     TilePair pair{tile, m, n, {}, {}};
     if (is_finisher) sum_partials(p, half, n, m, pair.y);
-    ops.template finish<abi::kOpDown>(pair, is_finisher, early);
+    ops.finish(StaticOp<abi::kOpDown>{}, pair, is_finisher, early);
   }
 }
 

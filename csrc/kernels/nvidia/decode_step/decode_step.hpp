@@ -47,21 +47,21 @@ struct DecodeStep {
     const DecodeStep& step;
     int32_t layer;
 
-    template <int32_t kOp>
-    SGL_DEVICE void load(int32_t k0, int32_t k1) const { load_operand<kElementBytes, kOp>(step.p, step.s, layer, k0, k1); }
+    template <class Op>
+    SGL_DEVICE void load(Op op, int32_t k0, int32_t k1) const { load_operand<kElementBytes>(step.p, step.s, layer, op, k0, k1); }
     // The stream's word that a tile adds to, and the norm weights that will scale the result; of qkv, the bias (none: zeros).
-    template <int32_t kOp>
-    SGL_DEVICE Early before(int32_t tile, int32_t m, int32_t n) const {
-      if (kOp == abi::kOpGateUp || kOp == abi::kOpRouter) return {};
-      if (kOp == abi::kOpQkv) {
+    template <class Op>
+    SGL_DEVICE Early before(Op op, int32_t tile, int32_t m, int32_t n) const {
+      if (op == abi::kOpGateUp || op == abi::kOpRouter) return {};
+      if (op == abi::kOpQkv) {
         const bf16* const bias = layer_tables(step.s, layer).weights.qkv_bias;
         return {0, bias == nullptr ? 0u : dialect::load_constant(reinterpret_cast<const uint32_t*>(bias + tile * abi::kTileRows + m))};
       }
       uint32_t word[1];
-      dialect::load_words(word, stream_words(step.p, step.s, input_stream<kOp>(step.p, layer), step.p.stream.x).buffer + stream_word(tile, m, n));
+      dialect::load_words(word, stream_words(step.p, step.s, input_stream(step.p, layer, op), step.p.stream.x).buffer + stream_word(tile, m, n));
       // Scaled by the norm behind the last layer, the stream is the LM head's operand.
-      const bool is_last = kOp == abi::kOpDown && layer + 1 == step.p.geometry.num_layers;
-      const bf16* const norm = kOp == abi::kOpOutProj ? layer_tables(step.s, layer).weights.post_norm
+      const bool is_last = op == abi::kOpDown && layer + 1 == step.p.geometry.num_layers;
+      const bf16* const norm = op == abi::kOpOutProj ? layer_tables(step.s, layer).weights.post_norm
                                : is_last              ? step.p.final_norm
                                                       : layer_tables(step.s, layer + 1).weights.input_norm;
       return {word[0], dialect::load_constant(reinterpret_cast<const uint32_t*>(norm + tile * abi::kTileRows + m))};
@@ -71,19 +71,19 @@ struct DecodeStep {
     }
 
     // Entry: all lanes of a warp that has a finisher.
-    template <int32_t kOp>
-    SGL_DEVICE void finish(const TilePair& pair, bool is_finisher, const Early& early) const {
+    template <class Op>
+    SGL_DEVICE void finish(Op op, const TilePair& pair, bool is_finisher, const Early& early) const {
       const DecodeStepParams& p = step.p;
       const Shared& s = step.s;
       const int64_t row = pair.n;
-      if (kOp == abi::kOpQkv) {
+      if (op == abi::kOpQkv) {
         if (!is_finisher) return;
         const int32_t columns = (p.geometry.num_q_heads + 2 * p.geometry.num_kv_heads) * kHeadDim;
         const float inverse_rms = s.rows()->row[row].inverse_rms;
         uint32_t words[2] = {dialect::float_to_bits(pair.y[0] * inverse_rms + low_float(early.weights)),
                              dialect::float_to_bits(pair.y[1] * inverse_rms + high_float(early.weights))};
         sync::publish(handover_buffer(p, s, layer, p.at.qkv) + row * columns + pair.tile * abi::kTileRows + pair.m, words);
-      } else if (kOp == abi::kOpRouter) {
+      } else if (op == abi::kOpRouter) {
         if (!is_finisher) return;
         const float inverse_rms = s.rows()->row[row].inverse_rms, logits[2] = {pair.y[0] * inverse_rms, pair.y[1] * inverse_rms};
         uint32_t words[1] = {pack_bf16(logits[0], logits[1])};
@@ -93,7 +93,7 @@ struct DecodeStep {
         const int32_t expert = pair.tile * abi::kTileRows + pair.m;
         uint32_t* const at = handover_buffer(p, s, layer, abi::router_logits_at(p.geometry, p.at, p.rows));
         sync::publish(at + (row * p.geometry.num_experts + expert) / 2, words);
-      } else if (kOp == abi::kOpGateUp) {
+      } else if (op == abi::kOpGateUp) {
         if (!is_finisher) return;
         const float inverse_rms = s.rows()->row[row].inverse_rms;
         float out[2];
@@ -107,34 +107,44 @@ SGL_UNROLL
       } else {
         uint32_t word[1] = {early.word};
         if (is_finisher && !sync::is_written(word)) {
-          sync::await_words(fault_sink(p), stream_words(p, s, input_stream<kOp>(p, layer), p.stream.x), stream_word(pair.tile, pair.m, pair.n), word);
+          sync::await_words(fault_sink(p), stream_words(p, s, input_stream(p, layer, op), p.stream.x), stream_word(pair.tile, pair.m, pair.n), word);
         }
         const uint32_t x = pack_bf16(low_float(word[0]) + pair.y[0], high_float(word[0]) + pair.y[1]);
-        if (dialect::planted(dialect::Planted::kWithheldSignal) && kOp == abi::kOpOutProj && layer == 0 && pair.tile == 0) return;
-        publish_stream(p, s, kOp == abi::kOpOutProj ? mid_stream(p, layer) : end_stream(p, layer), pair.tile, pair.m, pair.n, is_finisher, x,
+        if (dialect::planted(dialect::Planted::kWithheldSignal) && op == abi::kOpOutProj && layer == 0 && pair.tile == 0) return;
+        publish_stream(p, s, op == abi::kOpOutProj ? mid_stream(p, layer) : end_stream(p, layer), pair.tile, pair.m, pair.n, is_finisher, x,
                        early.weights);
         const int32_t entered = dialect::planted(dialect::Planted::kCapturesOutput) ? layer : layer + 1;
-        if (kOp == abi::kOpDown && is_finisher && entered < p.geometry.num_layers) {
+        if (op == abi::kOpDown && is_finisher && entered < p.geometry.num_layers) {
           capture_stream(p, layer_tables(s, entered).weights, pair.tile, pair.m, pair.n, x);
         }
       }
     }
-    template <int32_t kOp>
-    SGL_DEVICE void behind(int32_t index) const {
-      if (kOp == abi::kOpGateUp && index == 0) begin_upkeep<kElementBytes>(step.p, step.s, layer);
-      if (kOp == abi::kOpGateUp && index == 1) finish_upkeep(step.p, step.s, layer);
+    template <class Op>
+    SGL_DEVICE void behind(Op op, int32_t index) const {
+      if (op == abi::kOpGateUp && index == 0) begin_upkeep<kElementBytes>(step.p, step.s, layer);
+      if (op == abi::kOpGateUp && index == 1) finish_upkeep(step.p, step.s, layer);
     }
   };
 
   // Entry: all consumer threads.
-  template <int32_t kOp>
-  SGL_DEVICE void run_op(int32_t layer) {
-    const int32_t num_tiles = s.rows()->tiles[kOp].count;
-    if (kOp == abi::kOpGateUp && num_tiles == 0) begin_upkeep<kElementBytes>(p, s, layer);
+  template <class Op>
+  SGL_DEVICE void run_op(int32_t layer, Op op) {
+    const int32_t num_tiles = s.rows()->tiles[op].count;
+    if (op == abi::kOpGateUp && num_tiles == 0) begin_upkeep<kElementBytes>(p, s, layer);
     // FP8 tiles are short, and their finishing counts. Behind qkv, attention keeps the new tokens' k and v of verify in half of scratch.
-    constexpr bool kInOrder = kElementBytes == 2 || (kIsVerify && kOp == abi::kOpQkv);
-    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes, kOp, kInOrder>(p, s, layer, s.rows()->tiles[kOp], cursor, partial, Ops{*this, layer});
-    if (kOp == abi::kOpGateUp && num_tiles < 2) finish_upkeep(p, s, layer);
+    const bool is_in_order = kElementBytes == 2 || (kIsVerify && op == abi::kOpQkv);
+    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, is_in_order, s.rows()->tiles[op], cursor, partial, Ops{*this, layer});
+    if (op == abi::kOpGateUp && num_tiles < 2) finish_upkeep(p, s, layer);
+  }
+
+  // out_proj, gate_up, down. out_proj and down, which both add to the stream, are one piece of code, run twice: what a layer executes of code has to
+  // stay in the instruction cache (DESIGN.md). Entry: all consumer threads.
+  SGL_DEVICE void run_dense_half(int32_t layer) {
+SGL_NO_UNROLL
+    for (int32_t is_down = 0; is_down < 2; ++is_down) {
+      if (is_down) run_op(layer, StaticOp<abi::kOpGateUp>{});
+      run_op(layer, is_down ? static_cast<int32_t>(abi::kOpDown) : static_cast<int32_t>(abi::kOpOutProj));
+    }
   }
 
   // The MLP half of a MoE layer. The panel that the router multiplies is gate_up's too. The upkeep lies behind the routing, where the first
@@ -143,7 +153,7 @@ SGL_UNROLL
   SGL_DEVICE void run_experts(int32_t layer) {
     const Ops ops{*this, layer};
     // A block without tiles of the router loads the panel all the same.
-    run_tiles<kNTiles, 2, abi::kOpRouter, true>(p, s, layer, s.rows()->tiles[abi::kOpRouter], cursor, partial, ops);
+    run_tiles<kNTiles, 2>(p, s, layer, StaticOp<abi::kOpRouter>{}, true, s.rows()->tiles[abi::kOpRouter], cursor, partial, ops);
     route_rows<kExpertWords>(p, s, layer);
     begin_upkeep<2>(p, s, layer);
     finish_upkeep(p, s, layer);
@@ -174,14 +184,13 @@ SGL_UNROLL
     clear_generation(p, s, -1);
     sync_consumers();  // the items are kept
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
-      run_op<abi::kOpQkv>(layer);
+      run_op(layer, StaticOp<abi::kOpQkv>{});
       run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
-      run_op<abi::kOpOutProj>(layer);
       if constexpr (kExpertWords > 0) {
+        run_op(layer, StaticOp<abi::kOpOutProj>{});
         run_experts(layer);
       } else {
-        run_op<abi::kOpGateUp>(layer);
-        run_op<abi::kOpDown>(layer);
+        run_dense_half(layer);
       }
     }
     if (p.logits != nullptr) {
