@@ -46,7 +46,7 @@ def captured_layers(num_layers: int) -> list[int]:
     Raises ValueError for a target too shallow to have three."""
     found = [1, num_layers // 2 - 1, num_layers - 4]
     if not found[0] < found[1] < found[2]:
-        raise ValueError(f"a target of {num_layers} layers has no three layers for a draft: 8 is the least")
+        raise ValueError(f"a target of {num_layers} layers has no three layers for a draft: 7 is the least")
     return found
 
 

@@ -2,12 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmark import forced_text, models
-from benchmark.serve import coverage, verify_ab, tokens
+from benchmark.serve import coverage, tokens, verify_ab
 from benchmark.serve.client import Reply
 from sgl_lowlatency.bench.results import Results
 
@@ -303,3 +304,51 @@ def test_overruled_tokens_are_those_beyond_the_bound():
     assert fp32.overruled(replies, 0.5) == 0
     replies[0].ids[1] = 9
     assert fp32.overruled(replies, 1.9) == 1 and fp32.overruled(replies, 2.1) == 0
+
+
+class FakeServer:
+    """What main() asks of a server, and nothing of SGLang."""
+
+    def __init__(self, name, client, log):
+        self.name, self.client, self._log = name, client, log
+
+    def log(self):
+        return self._log
+
+    def grep(self, pattern):
+        return []
+
+    def metrics(self):
+        if self.name == "off":
+            return {}
+        return {
+            'sgl_lowlatency:decode_steps_total{mode="verify",rows="4"}': float(self.client.executed),
+            'sgl_lowlatency:fallback_steps_total{reason="prefill"}': 9.0,
+            'sgl_lowlatency:fallback_steps_total{reason="a draft model\'s step"}': 500.0,
+        }
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3", "standalone"])
+def test_a_whole_run(monkeypatch, tmp_path, algorithm):
+    """Everything but the servers: a draft's directory, its arguments, the results file. A draft model's own steps are no lost ones."""
+    words = ["--algorithm", algorithm, "--batches", "1", "--short", "8", "--long", "48", "--period", "16", "--out", str(tmp_path), "--work", str(tmp_path / "w")]
+    monkeypatch.setattr(sys, "argv", ["verify_ab", "--model", "qwen3-tiny", "--layers", "8", *words])
+    asked = {}
+
+    def start(args, model, arguments, results, *, batch_tokens, algorithm):
+        asked.update(model=model, arguments=arguments, algorithm=algorithm)
+        log = LAYERS + CHECK.format(4, "passed")
+        return FakeServer("off", FakeClient(0.006, accept=4), ""), FakeServer("on", FakeClient(0.004, accept=4, counted=1), log)
+
+    monkeypatch.setattr(verify_ab.pairs, "start", start)
+    monkeypatch.setattr(verify_ab.server, "stop_pair", lambda pair: {one.name: 0 for one in pair})
+    monkeypatch.setattr(verify_ab.deadline, "watchdog", lambda *_: None)
+    assert verify_ab.main() == 0
+    content = json.loads((tmp_path / f"served-{algorithm}-qwen3-tiny.json").read_text())
+    assert content["problems"] == [] and content["rows"][0]["served"] and content["rows"][0]["equal_work"]
+    assert len(content["self_checks"]) == 1 and content["captured_layers"] == [2, 18, 33]
+    assert content["coverage"]["fallbacks"]["a draft model's step"] == 500.0
+    draft = asked["arguments"][asked["arguments"].index("--speculative-draft-model-path") + 1]
+    names = {name: json.loads((Path(folder) / "config.json").read_text())["architectures"] for name, folder in (("t", asked["model"]), ("d", draft))}
+    assert names == {"t": ["Qwen3ForCausalLM"], "d": [{"eagle3": "LlamaForCausalLMEagle3", "standalone": "Qwen3ForCausalLM"}[algorithm]]}
+    assert asked["algorithm"] == algorithm
