@@ -15,7 +15,8 @@ WARM_LIMIT_S = 30.0  # after the servers are ready, for what still compiles
 
 
 def start(
-    args: argparse.Namespace, model: Path, server_arguments: list[str], results: Results, *, batch_tokens: list[int], algorithm: str | None = None
+    args: argparse.Namespace, model: Path, server_arguments: list[str], results: Results, *,
+    batch_tokens: list[int], algorithm: str | None = None,
 ) -> tuple[server.Server, server.Server]:
     """(off, on) of `model`, ready; top-level fields `startup`, `start` and `idle_gpu_load`.
 

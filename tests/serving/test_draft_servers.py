@@ -18,7 +18,8 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a machine with a GPU has gpu_checks.sh")
-CASES = ["--model", "qwen3-tiny", "--layers", "8", "--context", "90", "--period", "16", "--short", "4", "--long", "20", "--batches", "1,2", "--repeats", "1"]
+CASES = ["--model", "qwen3-tiny", "--layers", "8", "--context", "90", "--period", "16"]
+CASES += ["--short", "4", "--long", "20", "--batches", "1,2", "--repeats", "1"]
 # the layers whose inputs the plugin hands over
 ALGORITHMS = {"eagle3": [2, 4, 5], "dflash": [2, 4, 5], "dspark": [2, 4, 5], "standalone": []}
 

@@ -93,7 +93,10 @@ def test_the_defaults_are_what_is_asked_for(monkeypatch):
     assert int(arguments[arguments.index("--context-length") + 1]) >= args.context + args.long + args.drafts
 
 
-@pytest.mark.parametrize("words", [["--algorithm", "medusa"], ["--draft-family", "llama"], ["--drafts", "1"], ["--short", "300"], ["--repeats", "0"], ["--period", "1"], ["--batches", "1,x"]])
+NOTHING = ("--algorithm medusa", "--draft-family llama", "--drafts 1", "--short 300", "--repeats 0", "--period 1", "--batches 1,x")
+
+
+@pytest.mark.parametrize("words", map(str.split, NOTHING), ids=NOTHING)
 def test_arguments_that_measure_nothing_are_refused(monkeypatch, words, capsys):
     with pytest.raises((SystemExit, ValueError)):
         parse(monkeypatch, *words)
@@ -146,7 +149,8 @@ def test_how_the_plugins_server_started(monkeypatch):
     fields, problems = verify_ab.started_as_asked(LAYERS + CHECK.format(4, "passed") + CHECK.format(8, "passed"), eagle3)
     assert fields["captured_layers"] == [2, 18, 33] and not problems
     assert [line.split(" rows")[0] for line in fields["self_checks"]] == [f"decode_step self-check: verify of {rows}" for rows in (4, 8)]
-    assert verify_ab.started_as_asked(CHECK.format(4, "passed"), ngram) == ({"self_checks": [CHECK.format(4, "passed")[4:-1]], "captured_layers": []}, [])
+    line = CHECK.format(4, "passed")
+    assert verify_ab.started_as_asked(line, ngram) == ({"self_checks": [line[4:-1]], "captured_layers": []}, [])
     assert verify_ab.started_as_asked(CHECK.format(4, "passed"), eagle3)[1] == ["the plugin hands over no layers, which eagle3 drafts read"]
     assert verify_ab.started_as_asked(CHECK.format(4, "FAILED: kv"), ngram)[1] == ["the plugin's server passed no self-check"]
 
@@ -331,7 +335,8 @@ class FakeServer:
 @pytest.mark.parametrize("algorithm", ["eagle3", "standalone"])
 def test_a_whole_run(monkeypatch, tmp_path, algorithm):
     """Everything but the servers: a draft's directory, its arguments, the results file. A draft model's own steps are no lost ones."""
-    words = ["--algorithm", algorithm, "--batches", "1", "--short", "8", "--long", "48", "--period", "16", "--out", str(tmp_path), "--work", str(tmp_path / "w")]
+    words = ["--algorithm", algorithm, "--batches", "1", "--short", "8", "--long", "48", "--period", "16"]
+    words += ["--out", str(tmp_path), "--work", str(tmp_path / "w")]
     monkeypatch.setattr(sys, "argv", ["verify_ab", "--model", "qwen3-tiny", "--layers", "8", *words])
     asked = {}
 
@@ -349,6 +354,7 @@ def test_a_whole_run(monkeypatch, tmp_path, algorithm):
     assert len(content["self_checks"]) == 1 and content["captured_layers"] == [2, 18, 33]
     assert content["coverage"]["fallbacks"]["a draft model's step"] == 500.0
     draft = asked["arguments"][asked["arguments"].index("--speculative-draft-model-path") + 1]
-    names = {name: json.loads((Path(folder) / "config.json").read_text())["architectures"] for name, folder in (("t", asked["model"]), ("d", draft))}
-    assert names == {"t": ["Qwen3ForCausalLM"], "d": [{"eagle3": "LlamaForCausalLMEagle3", "standalone": "Qwen3ForCausalLM"}[algorithm]]}
+    target, of_draft = (json.loads((Path(folder) / "config.json").read_text())["architectures"] for folder in (asked["model"], draft))
+    assert target == ["Qwen3ForCausalLM"]
+    assert of_draft == [{"eagle3": "LlamaForCausalLMEagle3", "standalone": "Qwen3ForCausalLM"}[algorithm]]
     assert asked["algorithm"] == algorithm
