@@ -20,8 +20,8 @@ def start(
 ) -> tuple[server.Server, server.Server]:
     """(off, on) of `model`, ready; top-level fields `startup`, `start` and `idle_gpu_load`.
 
-    args: device, work, start_limit. batch_tokens: sizes of the batches to come, for FP8, algorithm: of speculative decoding (warm_kernels.py). Raises RuntimeError as
-    server.wait_ready.
+    args: device, work, start_limit. batch_tokens, for FP8: sizes of the batches to come, algorithm: of speculative decoding (warm_kernels.py).
+    Raises RuntimeError as server.wait_ready.
     """
     before, warming = startup.cached_kernels(), []
     if args.device == "cuda":

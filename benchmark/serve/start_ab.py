@@ -22,7 +22,7 @@ from sgl_lowlatency.bench import stats
 from sgl_lowlatency.bench.results import Results
 
 ARMS = ("off", "on")
-STOP_GRACE_S = 3.0  # the server has served nothing: what it has not ended by then is killed
+STOP_GRACE_S = 1.0  # the server has served nothing: what it has not ended by then is killed
 CONTEXT, POOL_TOKENS = 4096, 65536
 
 

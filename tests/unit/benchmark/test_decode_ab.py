@@ -101,7 +101,8 @@ PHASES = re.findall(r"phase (\S+) serve\.(decode_ab|verify_ab|start_ab)(.*?) \|\
 def test_the_phases_of_gpu_checks_are_arguments_that_parse(monkeypatch, name, script, words):
     """A typo there would be found on a GPU that is lent by the minute."""
     module = importlib.import_module(f"benchmark.serve.{script}")
-    monkeypatch.setattr(sys, "argv", [script, "--out", "o", "--work", "w", "--commit", "c", "--deadline", "9", *re.sub(r'"\$\w+"', "eagle3", words).split()])
+    words = re.sub(r'"\$\w+"', "eagle3", words).split()
+    monkeypatch.setattr(sys, "argv", [script, "--out", "o", "--work", "w", "--commit", "c", "--deadline", "9", *words])
     args = module.parse()
     assert module.server_arguments(args)
     if name == "long":
