@@ -23,7 +23,7 @@ from sgl_lowlatency.bench.results import Results
 
 ARMS = ("off", "on")
 STOP_GRACE_S = 1.0  # the server has served nothing: what it has not ended by then is killed
-CONTEXT, POOL_TOKENS = 4096, 65536
+CONTEXT, POOL_TOKENS = 2048, 65536  # the self-check needs lengths up to 1,000, and slots for sixteen requests of them
 
 
 def parse() -> argparse.Namespace:

@@ -226,7 +226,7 @@ def compare(pair, model: Path, shape, args, results: Results) -> list[str]:
 
 def table(results: Results) -> str:
     """The rows as text."""
-    lines = [f"{results.content['gpu']}, {results.content['versions']}, ms a token of one request"]
+    lines = [f"{results.content['name']}: {results.content['gpu']}, {results.content['versions']}, ms a token of one request"]
     head = f"{'bs':>3} {'rows':>4} {'off ms':>8} {'on ms':>8} {'ratio':>6} {'ci95':>15} {'accept off/on':>13} {'step off/on ms':>15}"
     lines += [f"{head} served work"]
     for row in results.content["rows"]:
