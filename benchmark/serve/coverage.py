@@ -7,7 +7,7 @@ import re
 import time
 
 from benchmark.serve.server import Server
-from sgl_lowlatency.runtime.coverage import EXPECTED, PREFILL as PREFILL  # others read it here
+from sgl_lowlatency.runtime.coverage import EXPECTED
 
 STEPS = re.compile(r'^sgl_lowlatency:decode_steps_total\{.*?rows="(\d+)"')
 MODE = re.compile(r'mode="(\w+)"')

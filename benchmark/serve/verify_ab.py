@@ -40,6 +40,7 @@ from sgl_lowlatency.bench.results import Results
 
 ARMS = ("off", "on")
 BATCHES, DRAFT_BATCHES = "1,4,8", "1,8"  # of NGRAM, of draft models
+LONG, DRAFT_LONG = 272, 400  # new tokens: about a hundred verify steps more than the short generation's
 COMPARED_TOKENS = 128  # of NGRAM
 
 
@@ -53,13 +54,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--period", type=int, default=64, help="tokens after which a text repeats")
     parser.add_argument("--drafts", type=int, default=4, help="tokens of a verify step a request")
     parser.add_argument("--short", type=int, default=16, help="new tokens of the short generation")
-    parser.add_argument("--long", type=int, default=272)
+    parser.add_argument("--long", type=int, default=None, help=f"of the long one (default: {LONG}, of a draft model {DRAFT_LONG})")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--compare-tokens", type=int, default=None, help=f"tokens compared a request, 0: none (default: {COMPARED_TOKENS} of NGRAM)")
     parser.add_argument("--bound", type=float, default=None, help="nats; default: twice the standard path's own error")
     args = arguments.parse(parser)
     is_ngram = args.algorithm == "ngram"
     args.batches = [int(word) for word in (args.batches or (BATCHES if is_ngram else DRAFT_BATCHES)).split(",")]
+    args.long = args.long or (LONG if is_ngram else DRAFT_LONG)
     if args.compare_tokens is None:
         args.compare_tokens = COMPARED_TOKENS if is_ngram else 0
     args.slug = args.algorithm if args.draft_family == "qwen3" else f"{args.algorithm}-{args.draft_family}"

@@ -85,7 +85,7 @@ def results(tmp_path):
 
 def test_the_defaults_are_what_is_asked_for(monkeypatch):
     args = parse(monkeypatch)
-    assert (args.model, args.batches, args.drafts, args.repeats, args.deadline) == ("qwen3-8b", [1, 4, 8], 4, 3, 560)
+    assert (args.model, args.batches, args.drafts, args.long, args.repeats, args.deadline) == ("qwen3-8b", [1, 4, 8], 4, 272, 3, 560)
     arguments = verify_ab.server_arguments(args)
     chain = ["--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1", "--speculative-num-draft-tokens", "4"]
     assert arguments[-len(chain) :] == chain
@@ -129,7 +129,7 @@ CHAINS = {
 @pytest.mark.parametrize("algorithm", CHAINS)
 def test_servers_of_draft_models(monkeypatch, algorithm):
     args = parse(monkeypatch, "--algorithm", algorithm)
-    assert (args.batches, args.compare_tokens, args.slug) == ([1, 8], 0, algorithm)
+    assert (args.batches, args.long, args.compare_tokens, args.slug) == ([1, 8], 400, 0, algorithm)
     head = ["--speculative-algorithm", algorithm.upper(), "--speculative-draft-model-path", str(args.work / "draft")]
     arguments = verify_ab.server_arguments(args)
     assert arguments[-len(head + CHAINS[algorithm]) :] == head + CHAINS[algorithm]
