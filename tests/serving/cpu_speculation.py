@@ -21,12 +21,12 @@ from pathlib import Path
 NAME = "cpu_speculation"
 
 
-def install(folder: Path) -> list[str]:
-    """Writes the entry point into `folder`; returns what PYTHONPATH of a server needs."""
+def install(folder: Path, register: str = "register") -> list[str]:
+    """Writes an entry point at this module's function `register` into `folder`; returns what PYTHONPATH of a server needs."""
     info = folder / f"{NAME}-0.0.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0.0.0\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{NAME} = {NAME}:register\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{NAME} = {NAME}:{register}\n")
     (info / "RECORD").write_text("")
     return [str(folder), str(Path(__file__).parent)]
 
@@ -40,6 +40,21 @@ def register() -> None:
     _attend()
     _verify_chains()
     _resolve_arguments()
+
+
+def register_with_late_states() -> None:
+    """The same, and decode_step hands over every row's states between layers one row late: a planted bug."""
+    from sgl_lowlatency.kernels.decode_step import DecodeStep
+
+    register()
+    launch = DecodeStep.launch
+
+    def launch_late(step, *args, aux_out=None, **more):
+        launch(step, *args, aux_out=aux_out, **more)
+        if aux_out is not None:
+            aux_out.copy_(aux_out.roll(1, dims=0))
+
+    DecodeStep.launch = launch_late
 
 
 def _attend() -> None:

@@ -24,16 +24,21 @@ CASES += ["--short", "4", "--long", "20", "--batches", "1,2", "--repeats", "1"]
 ALGORITHMS = {"eagle3": [2, 4, 5], "dflash": [2, 4, 5], "dspark": [2, 4, 5], "standalone": []}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_draft_is_accepted_and_every_verify_step_is_ours(tmp_path, algorithm):
-    path = [*cpu_speculation.install(tmp_path / "stand-in"), str(ROOT / "src"), str(ROOT)]
-    environment = {**os.environ, "SGL_LOWLATENCY_EMULATE": "1", "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+def verify_ab(folder: Path, algorithm: str, register: str = "register", **variables: str) -> tuple[subprocess.CompletedProcess, dict]:
+    """(the process, what it wrote) of one run. register: of cpu_speculation's entry points."""
+    path = [*cpu_speculation.install(folder / "stand-in", register), str(ROOT / "src"), str(ROOT)]
+    environment = {**os.environ, "SGL_LOWLATENCY_EMULATE": "1", "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", **variables}
     environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "benchmark.serve.verify_ab", "--device", "cpu", "--algorithm", algorithm, *CASES]
-    command += ["--out", str(tmp_path), "--commit", "test", "--deadline", "280"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    command += ["--out", str(folder), "--commit", "test", "--deadline", "280"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return done, json.loads((folder / f"served-{algorithm}-qwen3-tiny.json").read_text())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_draft_is_accepted_and_every_verify_step_is_ours(tmp_path, algorithm):
+    done, content = verify_ab(tmp_path, algorithm)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    content = json.loads((tmp_path / f"served-{algorithm}-qwen3-tiny.json").read_text())
     assert content["problems"] == [] and [row["rows"] for row in content["rows"]] == [4, 8]
     for row in content["rows"]:
         assert row["equal_work"] and row["served"], row
@@ -45,3 +50,12 @@ def test_a_draft_is_accepted_and_every_verify_step_is_ours(tmp_path, algorithm):
     assert [line.split(" rows")[0].split()[-1] for line in content["self_checks"]][:1] == ["4"]
     others = set(content["coverage"]["fallbacks"]) - {"prefill"}
     assert others == ({"a draft model's step"} if algorithm == "standalone" else set())
+
+
+def test_states_of_other_rows_lose_drafts(tmp_path):
+    """What the self-check would refuse, served without it: the drafts that read the states are refused by the target, and the run decides nothing."""
+    done, content = verify_ab(tmp_path, "dflash", "register_with_late_states", SGL_LOWLATENCY_SELF_CHECK="0")
+    assert done.returncode == 1 and content["problems"][0] == "the plugin's server passed no self-check"
+    for row in content["rows"]:
+        assert row["off_accept_length"] == [pytest.approx(4.0)] and row["on_accept_length"][0] < 3.0
+        assert not row["equal_work"] and row["served"] and "verify steps by request" in row["not_decidable"]
