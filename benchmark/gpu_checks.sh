@@ -13,7 +13,9 @@
 #          profile    as speed, with GPU-only step times from traces (about 5 min)
 #          standard   SGLang's own graph and decode_step, GPU time only, with and without LM head (about 3 min)
 #          standard-fp8  SGLang's own graph of the model with FP8 matrices (about 3 min)
-#          ngram      ngram_ab at 1k, batch 1 4 8, tokens compared (about 3 min)
+#          ngram      verify_ab of NGRAM at 1k, batch 1 4 8, tokens compared (about 3 min)
+#          drafts     verify_ab of the four draft models at 1k, batch 1 8 (about 5 min); eagle3 dflash dspark standalone by themselves: one each
+#          start      start_ab: launch to ready, servers one at a time, caches warm; memory (about 3 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
 #          replay     agentic sessions, then random 8k/1k, at 1 2 4 8 requests at once, on one pair of servers  within REPLAY_S, default
 #                     400 s: first 3 turns at half their length, contexts of 6k to 18k, by the direct driver, which needs no package and
@@ -72,7 +74,11 @@ for name in "$@"; do
       phase moe serve.decode_ab --model qwen3-30b-a3b --server-arg=--mem-fraction-static --server-arg=0.97 --compare-tokens 64 || status=1 ;;
     standard) phase standard kernels.standard_step || status=1 ;;
     standard-fp8) phase standard-fp8 kernels.standard_step --quantization fp8 || status=1 ;;
-    ngram) phase ngram serve.ngram_ab || status=1 ;;
+    ngram) phase ngram serve.verify_ab --algorithm ngram || status=1 ;;
+    drafts)
+      for draft in eagle3 dflash dspark standalone; do phase "$draft" serve.verify_ab --algorithm "$draft" || status=1; done ;;
+    eagle3 | dflash | dspark | standalone) phase "$name" serve.verify_ab --algorithm "$name" || status=1 ;;
+    start) phase start serve.start_ab || status=1 ;;
     scenarios)
       phase refusals serve.refusals --parallel 6 &
       refusals=$!

@@ -1,4 +1,4 @@
-"""Whole-model float32 forward of a random-weight Qwen3 or Qwen3-MoE directory, in plain torch, one layer's weights at a time.
+"""Whole-model float32 forward of a random-weight Qwen3, Qwen3-MoE or Llama directory, in plain torch, one layer's weights at a time.
 
 It answers one question for the serving checks: by how much does float32 arithmetic prefer one next token over another? Of FP8 weights it
 takes the values that codes and scales mean, and rounds no activation.
@@ -120,8 +120,9 @@ def _attention(x, w, cfg, cos, sin, eps):
     group = cfg["num_attention_heads"] // cfg["num_key_value_heads"]
     y = rms_norm(x, w["input_layernorm.weight"], eps)
     q, k, v = ((y @ w[f"self_attn.{n}_proj.weight"].T).view(tokens, -1, dim) for n in "qkv")
-    q = _rope(rms_norm(q, w["self_attn.q_norm.weight"], eps), cos, sin)
-    k = _rope(rms_norm(k, w["self_attn.k_norm.weight"], eps), cos, sin)
+    if "self_attn.q_norm.weight" in w:  # Llama has none
+        q, k = (rms_norm(t, w[f"self_attn.{n}_norm.weight"], eps) for n, t in (("q", q), ("k", k)))
+    q, k = _rope(q, cos, sin), _rope(k, cos, sin)
     k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
     mixed = F.scaled_dot_product_attention(*(t.transpose(0, 1)[None] for t in (q, k, v)), is_causal=True)
     return x + mixed[0].transpose(0, 1).reshape(tokens, -1) @ w["self_attn.o_proj.weight"].T

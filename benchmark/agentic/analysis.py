@@ -16,8 +16,8 @@ from benchmark.agentic.aiperf_driver import FIXED
 from benchmark.agentic.arms import OFF, ON
 from benchmark.agentic.cells import Cell
 from benchmark.agentic.records import Record
-from benchmark.serve.coverage import PREFILL
 from sgl_lowlatency.bench import stats
+from sgl_lowlatency.runtime.coverage import PREFILL
 
 MIN_REPEATS = 3
 BURST = 0.2  # of the mean gap

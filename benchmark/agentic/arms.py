@@ -82,7 +82,7 @@ def launch_arguments(setup_arguments: list[str], name: str) -> list[str]:
 def started(made: Setup, logs: Path, limit_s: float, say: Callable[[str], None]) -> Iterator[tuple[Arm, Arm]]:
     """(off, on), both ready, started together; stopped at the end of the block, killed on an exception. Raises ServerFailed."""
     logs.mkdir(parents=True, exist_ok=True)
-    warming = warm_kernels.start(made.kernels_of, [], ngram=False, work=logs) if made.kernels_of else []
+    warming = warm_kernels.start(made.kernels_of, [], algorithm=None, work=logs) if made.kernels_of else []
     with contextlib.ExitStack() as stack:
         # SGLang leaves its sockets and counters' files behind; the path of a socket must be short
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-", ignore_cleanup_errors=True))

@@ -11,8 +11,8 @@ matplotlib.use("svg")
 from matplotlib import pyplot, ticker  # noqa: E402
 
 from benchmark.agentic.arms import OFF, ON  # noqa: E402
-from benchmark.serve.coverage import PREFILL  # noqa: E402
 from sgl_lowlatency.bench import stats  # noqa: E402
+from sgl_lowlatency.runtime.coverage import PREFILL  # noqa: E402
 
 COLOURS = {OFF: "#8a6d3b", ON: "#1f5fbf"}
 LABELS = {OFF: "standard path", ON: "plugin"}

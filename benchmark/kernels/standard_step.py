@@ -232,7 +232,7 @@ def main() -> int:
     arguments = sglang_arguments(model, args.cases, args.server_arg)
     deadline.say("loading SGLang:", *arguments[2:])
     batches = [tokens for rows, context in args.cases for tokens in (rows, rows * (context - 1))]
-    warming = warm_kernels.start(model, batches, ngram=False, work=args.work)
+    warming = warm_kernels.start(model, batches, algorithm=None, work=args.work)
     bench = Bench(sglang_runner.load(arguments), args)
     deadline.say("kernels:", warm_kernels.finish(warming, limit_s=60))
     failures = list(bench.notes)

@@ -15,16 +15,17 @@ WARM_LIMIT_S = 30.0  # after the servers are ready, for what still compiles
 
 
 def start(
-    args: argparse.Namespace, model: Path, server_arguments: list[str], results: Results, *, batch_tokens: list[int], ngram: bool = False
+    args: argparse.Namespace, model: Path, server_arguments: list[str], results: Results, *,
+    batch_tokens: list[int], algorithm: str | None = None,
 ) -> tuple[server.Server, server.Server]:
     """(off, on) of `model`, ready; top-level fields `startup`, `start` and `idle_gpu_load`.
 
-    args: device, work, start_limit. batch_tokens: sizes of the batches to come, for FP8 (warm_kernels.py). Raises RuntimeError as
-    server.wait_ready.
+    args: device, work, start_limit. batch_tokens, for FP8: sizes of the batches to come, algorithm: of speculative decoding (warm_kernels.py).
+    Raises RuntimeError as server.wait_ready.
     """
     before, warming = startup.cached_kernels(), []
     if args.device == "cuda":
-        warming = warm_kernels.start(model, batch_tokens, ngram=ngram, work=args.work)
+        warming = warm_kernels.start(model, batch_tokens, algorithm=algorithm, work=args.work)
     pair = server.start_pair(model, server_arguments, work=args.work, limit_s=args.start_limit, env=warm_kernels.ENVIRONMENT)
     if warming:
         deadline.say("kernels:", warm_kernels.finish(warming, limit_s=WARM_LIMIT_S))

@@ -55,9 +55,15 @@ def costs(off: dict, on: dict, compiled: int) -> dict:
     found = {"off": off, "on": on, "compiled_kernels": compiled, "cold": compiled > 0}
     if not compiled and "ready_s" in off and "ready_s" in on:
         found["added_s"] = round(on["ready_s"] - off["ready_s"], 1)
-    if "plugin_mib" in on and off.get("weights_gib"):
-        found["plugin_memory_share"] = round(on["plugin_mib"] / 1024 / off["weights_gib"], 5)
-    return found
+    return found | {name: value for name, value in memory(off, on).items() if name == "plugin_memory_share"}
+
+
+def memory(off: dict, on: dict) -> dict:
+    """plugin_mib, weights_gib and the share of the one in the other, of the arms' costs; {} where a log did not tell."""
+    if "plugin_mib" not in on or not off.get("weights_gib"):
+        return {}
+    share = round(on["plugin_mib"] / 1024 / off["weights_gib"], 5)
+    return {"plugin_mib": on["plugin_mib"], "weights_gib": off["weights_gib"], "plugin_memory_share": share}
 
 
 def sentence(start: dict) -> str:

@@ -1,10 +1,10 @@
 """Compiles, side by side and while servers still import, the kernels that SGLang compiles one after the other at its first forward.
 
-    python3 -m benchmark.serve.warm_kernels MODEL_DIR [--tokens 1,2,4,8,1024] [--ngram]
+    python3 -m benchmark.serve.warm_kernels MODEL_DIR [--tokens 1,2,4,8,1024] [--algorithm ngram]
 
 On a host whose caches are cold that is most of a server's start. The kernels are those of the standard path of a dense model on one
 Hopper GPU (sglang 0.5.23), built by SGLang's own functions into SGLang's own caches, so what a server runs is the same with and without
-this. One that cannot be built here is named, and left to the server.
+this. One that cannot be built here is named, and left to the server. algorithm: of speculative decoding, as verify_ab.py names it.
 
 tokens: of an FP8 model, the sizes of the batches that will come. DeepGEMM chooses a kernel by matrix and number of tokens; SGLang's
 own way is to run every number up to 16,384 of every matrix before it serves, which takes minutes.
@@ -26,6 +26,7 @@ from benchmark.common import deadline
 
 # of a server beside this: DeepGEMM's kernels are compiled when they are first needed, and the same ones run
 ENVIRONMENT = {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "0"}
+TREE_ALGORITHMS = ("ngram", "eagle3", "standalone")  # whose drafts SGLang keeps as trees, a chain too
 LAST_TOKENS = (64, 2048, 1 << 30)  # numbers of tokens up to these share a process: they share most of DeepGEMM's kernels
 
 
@@ -46,11 +47,11 @@ def jobs(config: dict, tokens: list[int]) -> list[list[str]]:
     return found
 
 
-def start(model: Path, tokens: list[int], *, ngram: bool, work: Path) -> list[subprocess.Popen]:
+def start(model: Path, tokens: list[int], *, algorithm: str | None, work: Path) -> list[subprocess.Popen]:
     """The processes, at once; their output is WORK/warm.log. `benchmark.common.deadline` ends them with this process."""
     work.mkdir(parents=True, exist_ok=True)
     config = json.loads((model / "config.json").read_text())
-    head, tail = [sys.executable, "-m", "benchmark.serve.warm_kernels", str(model)], ["--ngram"] if ngram else []
+    head, tail = [sys.executable, "-m", "benchmark.serve.warm_kernels", str(model)], ["--algorithm", algorithm] if algorithm else []
     started = []
     with (work / "warm.log").open("wb") as log:
         for job in jobs(config, tokens):
@@ -73,7 +74,7 @@ def finish(started: list[subprocess.Popen], *, limit_s: float) -> str:
     return f"{len(started)} processes, {late} ended late, {failed} failed"
 
 
-def kernel_builders(config: dict, *, ngram: bool) -> dict[str, Callable[[], object]]:
+def kernel_builders(config: dict, *, algorithm: str | None) -> dict[str, Callable[[], object]]:
     """SGLang's builders by the name of what they build."""
     import torch
     from sglang.kernels.ops.activation import activation
@@ -91,10 +92,12 @@ def kernel_builders(config: dict, *, ngram: bool) -> dict[str, Callable[[], obje
     }
     if config["architectures"][0] in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"):
         found["qknorm"] = lambda: norm._jit_qknorm_module(dim, bf16)
-    if ngram:
+    if algorithm in TREE_ALGORITHMS:
         from sglang.kernels.ops.speculative import ngram_corpus, tree
 
-        found |= {"ngram_corpus": ngram_corpus.get_ngram_corpus_cls, "speculative_tree": tree._jit_tree_module}
+        found["speculative_tree"] = tree._jit_tree_module
+        if algorithm == "ngram":
+            found["ngram_corpus"] = ngram_corpus.get_ngram_corpus_cls
     return found
 
 
@@ -133,17 +136,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", default="1,2,4,8,1024")
-    parser.add_argument("--ngram", action="store_true")
+    parser.add_argument("--algorithm", default=None, help="of speculative decoding")
     parser.add_argument("--job", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.job is None:
-        started = start(args.model, [int(word) for word in args.tokens.split(",")], ngram=args.ngram, work=Path.cwd())
+        started = start(args.model, [int(word) for word in args.tokens.split(",")], algorithm=args.algorithm, work=Path.cwd())
         print(finish(started, limit_s=300))
         return 0
     if args.job[0] == "matrix":
         run_matrix(int(args.job[1]), int(args.job[2]), [int(word) for word in args.job[3].split(",")])
         return 0
-    failed = build(kernel_builders(json.loads((args.model / "config.json").read_text()), ngram=args.ngram))
+    failed = build(kernel_builders(json.loads((args.model / "config.json").read_text()), algorithm=args.algorithm))
     print("\n".join(failed) or "all built", flush=True)
     return 1 if failed else 0
 

@@ -21,7 +21,7 @@ def test_every_builder_asks_for_the_kernel_it_is_named_after(monkeypatch):
     asked = []
     for module in (activation, clamp_position, rope, kvcache, norm, tree):
         monkeypatch.setattr(module, "load_jit", lambda name, *args, **more: asked.append((name, *map(str, args))))
-    builders = warm_kernels.kernel_builders(CONFIG, ngram=True)
+    builders = warm_kernels.kernel_builders(CONFIG, algorithm="ngram")
     builders.pop("ngram_corpus")  # tests/contract/test_ngram_drafts.py builds and uses it
     assert warm_kernels.build(builders) == []
     assert {name for name, *_ in asked} == set(builders) == {
@@ -35,5 +35,5 @@ def test_a_renamed_builder_is_a_sentence_and_no_crash(monkeypatch):
     from sglang.kernels.ops.layernorm import norm
 
     monkeypatch.delattr(norm, "_jit_qknorm_module")
-    (sentence,) = warm_kernels.build({"qknorm": warm_kernels.kernel_builders(CONFIG, ngram=False)["qknorm"]})
+    (sentence,) = warm_kernels.build({"qknorm": warm_kernels.kernel_builders(CONFIG, algorithm=None)["qknorm"]})
     assert sentence.startswith("qknorm not built: AttributeError")

@@ -10,7 +10,8 @@ and the drafts before it. What that leaves out (read from sglang 0.5.23):
 - EAGLE3, DFLASH and DSPARK drafts read the inputs of some layers, which decode_step hands over. How a draft is made is no matter of the
   verify step: EAGLE3's is one path at topk 1. DFLASH and DSPARK propose a block in one pass (not causal, in their own model) and verify
   it as a chain without a mask: SGLang's verify input sets topk 1 for both and builds no mask where CHAIN_BACKENDS verify
-  (tests/contract/test_aux_hidden_states.py). A block is --speculative-num-draft-tokens tokens: DFLASH's block size, DSPARK's gamma + 1.
+  (tests/contract/test_aux_hidden_states.py, test_verify_inputs.py). A block is --speculative-num-draft-tokens tokens: DFLASH's block size,
+  DSPARK's gamma + 1.
 - DSPARK verifies fewer tokens of some requests under SGLANG_RAGGED_VERIFY_MODE=compact or cap-accept. SGLang refuses that itself: no spec
   here accepts its feature RAGGED_VERIFY. A step that is ragged all the same runs SGLang's forward (runtime/fallback.py).
 - Qwen2 models name no layers for DFLASH and DSPARK to read: SGLang ends such a server, with or without decode_step.

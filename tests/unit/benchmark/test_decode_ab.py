@@ -94,14 +94,15 @@ def test_the_table_tells_the_start_and_what_was_not_compared(monkeypatch, result
 
 
 SCRIPT = (Path(__file__).parents[3] / "benchmark" / "gpu_checks.sh").read_text().replace("\\\n", "")
-PHASES = re.findall(r"phase (\S+) serve\.(decode_ab|ngram_ab)(.*?) \|\|", SCRIPT)
+PHASES = re.findall(r"phase (\S+) serve\.(decode_ab|verify_ab|start_ab)(.*?) \|\|", SCRIPT)
 
 
 @pytest.mark.parametrize("name, script, words", PHASES)
 def test_the_phases_of_gpu_checks_are_arguments_that_parse(monkeypatch, name, script, words):
     """A typo there would be found on a GPU that is lent by the minute."""
     module = importlib.import_module(f"benchmark.serve.{script}")
-    monkeypatch.setattr(sys, "argv", [script, "--out", "o", "--work", "w", "--commit", "c", "--deadline", "9", *words.split()])
+    words = re.sub(r'"\$\w+"', "eagle3", words).split()
+    monkeypatch.setattr(sys, "argv", [script, "--out", "o", "--work", "w", "--commit", "c", "--deadline", "9", *words])
     args = module.parse()
     assert module.server_arguments(args)
     if name == "long":
@@ -110,7 +111,8 @@ def test_the_phases_of_gpu_checks_are_arguments_that_parse(monkeypatch, name, sc
 
 def test_the_phases_have_names_of_their_own():
     names = [name for name, _, _ in PHASES]
-    assert set(names) == {"speed", "profile", "long", "served", "fp8", "moe", "ngram"} and len(names) == 7
+    expected = {"speed", "profile", "long", "served", "fp8", "moe", "ngram", '"$draft"', '"$name"', "start"}
+    assert set(names) == expected and len(names) == len(expected)
 
 
 def test_experts_are_those_of_the_self_check_of_as_many_rows():

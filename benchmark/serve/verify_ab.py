@@ -1,19 +1,22 @@
-"""Milliseconds per verify step and per token of NGRAM speculative decoding in a real SGLang server, plugin off and on, one GPU.
+"""Milliseconds per verify step and per token of speculative decoding in a real SGLang server, plugin off and on, one GPU.
 
-    python3 -m benchmark.serve.ngram_ab --out OUT [--model qwen3-8b] [--batches 1,4,8] [--context 1024] [--drafts 4]
+    python3 -m benchmark.serve.verify_ab --out OUT --algorithm ngram|eagle3|dflash|dspark|standalone [--model qwen3-8b] [--batches 1,8]
+        [--context 1024] [--drafts 4] [--draft-family qwen3|llama]
 
-Both servers run NGRAM at breadth 1, so the plugin is the only difference. How many drafts are accepted depends on the text and on what
-NGRAM has seen, and both would differ from server to server; here they cannot. The model's LM head gives every token one successor
-(forced_text.py), so both servers generate the same text from a prompt whatever they round, and the caches are flushed before every
-generation: NGRAM starts with nothing (SGLang clears its n-grams with the prefix cache), accepts nothing for the first --period tokens,
-and nearly everything from then on. A row's arms are comparable where that came true: every text was the forced one, and every request
-took the same number of verify steps in either arm and every repeat (`equal_work`). Otherwise the row says why it decides nothing, which
-is a problem. Times are slopes between a short and a long generation; measurements alternate off/on, on/off, .... Accept lengths are
-SGLang's own counts, and so are the verify steps that the plugin's counters have to account for.
+Both servers verify a chain of --drafts tokens a request, drafted by NGRAM at breadth 1 or by a model of benchmark/drafts.py, so the plugin is
+the only difference. How many drafts are accepted depends on the text and on what has been seen, and both would differ from server to
+server; here they cannot. The model's LM head gives every token one successor (forced_text.py), so both servers generate the same text from
+a prompt whatever they round, the draft models propose those successors, and the caches are flushed before every generation: NGRAM starts
+with nothing (SGLang clears its n-grams with the prefix cache), accepts nothing for the first --period tokens, and nearly everything from
+then on. A row's arms are comparable where that came true: every text was the forced one, and every request took the same number of verify
+steps in either arm and every repeat (`equal_work`). Otherwise the row says why it decides nothing, which is a problem; so is a draft model
+whose drafts are mostly refused, a plugin that lost a verify step, and one that passed no self-check. Times are slopes between a short and a
+long generation; measurements alternate off/on, on/off, .... Accept lengths are SGLang's own counts, and so are the verify steps that the
+plugin's counters have to account for.
 
-Greedy tokens of the two servers are compared under the float32 oracle (tokens.py). SGLang verifies NGRAM's drafts as a chain on
-this path even where its matches part, so either arm may accept a token that float32 would not: `off_overruled` and `on_overruled`
-count those of each arm's own text, and tell the standard path's from the plugin's.
+With --compare-tokens, NGRAM's default, greedy tokens of the two servers are compared under the float32 oracle as well (tokens.py). SGLang
+verifies NGRAM's drafts as a chain on this path even where its matches part, so either arm may accept a token that float32 would not:
+`off_overruled` and `on_overruled` count those of each arm's own text, and tell the standard path's from the plugin's.
 Writes OUT/NAME.json after every row; prints one table at the end. Exit status 0 if every check passed.
 """
 
@@ -22,44 +25,51 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import http.client
+import re
 import sys
 from pathlib import Path
 
-from benchmark import forced_text, models
+from benchmark import drafts, forced_text, models
 from benchmark.common import deadline
 from benchmark.common.parts import Parts
-from benchmark.serve import arguments, coverage, server, startup, tokens
+from benchmark.serve import arguments, coverage, server, speculation, startup, tokens
 from benchmark.serve import pair as pairs
 from benchmark.serve.client import Reply, greedy, random_prompt
 from sgl_lowlatency.bench import provenance, stats
 from sgl_lowlatency.bench.results import Results
 
 ARMS = ("off", "on")
+BATCHES, DRAFT_BATCHES = "1,4,8", "1,8"  # of NGRAM, of draft models
+LONG, DRAFT_LONG = 272, 400  # new tokens: about a hundred verify steps more than the short generation's
+COMPARED_TOKENS = 128  # of NGRAM
 
 
 def parse() -> argparse.Namespace:
     parser = arguments.parser(__doc__, deadline_s=560)
-    parser.add_argument("--name", default=None, help="results file name (default: served-ngram-MODEL)")
-    parser.add_argument("--batches", default="1,4,8")
+    parser.add_argument("--algorithm", choices=sorted(speculation.ALGORITHMS), required=True)
+    parser.add_argument("--name", default=None, help="results file name (default: served-ALGORITHM-MODEL)")
+    parser.add_argument("--batches", default=None, help=f"default: {BATCHES}, of a draft model {DRAFT_BATCHES}")
+    parser.add_argument("--draft-family", choices=drafts.FAMILIES, default="qwen3", help="of a standalone draft")
     parser.add_argument("--context", type=int, default=1024, help="prompt tokens of a request")
     parser.add_argument("--period", type=int, default=64, help="tokens after which a text repeats")
     parser.add_argument("--drafts", type=int, default=4, help="tokens of a verify step a request")
     parser.add_argument("--short", type=int, default=16, help="new tokens of the short generation")
-    parser.add_argument("--long", type=int, default=272)
+    parser.add_argument("--long", type=int, default=None, help=f"of the long one (default: {LONG}, of a draft model {DRAFT_LONG})")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--compare-tokens", type=int, default=128, help="tokens compared a request, 0: none")
+    parser.add_argument("--compare-tokens", type=int, default=None, help=f"tokens compared a request, 0: none (default: {COMPARED_TOKENS} of NGRAM)")
     parser.add_argument("--bound", type=float, default=None, help="nats; default: twice the standard path's own error")
     args = arguments.parse(parser)
-    args.batches = [int(word) for word in args.batches.split(",")]
+    is_ngram = args.algorithm == "ngram"
+    args.batches = [int(word) for word in (args.batches or (BATCHES if is_ngram else DRAFT_BATCHES)).split(",")]
+    args.long = args.long or (LONG if is_ngram else DRAFT_LONG)
+    if args.compare_tokens is None:
+        args.compare_tokens = COMPARED_TOKENS if is_ngram else 0
+    args.slug = args.algorithm if args.draft_family == "qwen3" else f"{args.algorithm}-{args.draft_family}"
+    if args.draft_family != "qwen3" and args.algorithm != "standalone":
+        parser.error("--draft-family is of a standalone draft")
     if args.drafts < 2 or args.short >= args.long or args.repeats < 1 or args.period < 2:
         parser.error("--drafts and --period are at least 2, --repeats at least 1, --short less than --long")
     return args
-
-
-def ngram_arguments(drafts: int) -> list[str]:
-    """Server arguments of both arms beyond the common ones."""
-    chain = ["--speculative-algorithm", "NGRAM", "--speculative-ngram-max-bfs-breadth", "1"]
-    return [*chain, "--speculative-num-draft-tokens", str(drafts)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +130,7 @@ def unequal_work(found: dict[str, list[Sample]], texts: list[list[int]]) -> str 
 
 def row_of(found: dict[str, list[Sample]], gained: coverage.Counts, texts: list[list[int]], *, batch: int, args) -> dict:
     """The fields of a results row. gained: the plugin's counters over its samples. texts: the forced ones, of the long generation."""
-    row = {"model": args.model, "dtype": "bf16", "tp": 1, "mode": "verify", "batch": batch, "rows": batch * args.drafts}
+    row = {"model": args.model, "dtype": "bf16", "tp": 1, "mode": "verify", "algorithm": args.slug, "batch": batch, "rows": batch * args.drafts}
     row |= {"drafts": args.drafts, "context": args.context, "period": args.period}
     for arm in ARMS:
         row |= {
@@ -130,6 +140,7 @@ def row_of(found: dict[str, list[Sample]], gained: coverage.Counts, texts: list[
             f"{arm}_verify_steps": sum(sample.served_steps for sample in found[arm]),
         }
     why = unequal_work(found, texts)
+    row["tokens_compared"] = sum(len(text) for sample in found["off"] for text in sample.texts)
     row |= {"step_ratio": round(stats.ratio(row["off_step_ms"], row["on_step_ms"]), 4), "equal_work": why is None}
     row |= {"verify_steps_by_request": found["off"][0].steps} if why is None else {"not_decidable": why}
     executed = sum(gained.executed.values())
@@ -156,15 +167,22 @@ def measure(pair, shape, args, results: Results) -> list[str]:
         )
         if not row["equal_work"]:
             problems.append(f"bs {batch}: not decidable: {row['not_decidable']}")
+        if args.algorithm != "ngram" and (least := min(row["off_accept_length"] + row["on_accept_length"])) < args.drafts / 2:
+            problems.append(f"bs {batch}: {least} tokens accepted a verify step of {args.drafts}: the draft model's drafts are refused")
         if not row["served"]:
             problems.append(f"bs {batch}: the plugin ran {row['on_steps']} of {row['on_verify_steps']} verify steps of {row['rows']} rows")
     return problems
 
 
 def prompts_of(batch: int, vocab: int, args) -> list[list[int]]:
-    """Random prompts whose last tokens start texts that no other request of the batch has."""
+    """Prompts whose last tokens start texts that no other request of the batch has: random ones before these, or those texts themselves where
+    drafts are copies."""
+    last = [args.period * (1 + request) for request in range(batch)]
+    if speculation.ALGORITHMS[args.algorithm].copies:
+        periods = -(-args.context // args.period)
+        return [forced_text.text(token, periods * args.period, vocab=vocab, period=args.period)[-args.context :] for token in last]
     prompts = [random_prompt(args.context, vocab=vocab, seed=1000 * batch + request) for request in range(batch)]
-    return [[*prompt[:-1], args.period * (1 + request)] for request, prompt in enumerate(prompts)]
+    return [[*prompt[:-1], token] for prompt, token in zip(prompts, last)]
 
 
 def compare_batch(pair, prompts, args, oracle) -> tuple[tokens.Verdict, dict]:
@@ -210,7 +228,7 @@ def compare(pair, model: Path, shape, args, results: Results) -> list[str]:
 
 def table(results: Results) -> str:
     """The rows as text."""
-    lines = [f"{results.content['gpu']}, {results.content['versions']}, ms a token of one request"]
+    lines = [f"{results.content['name']}: {results.content['gpu']}, {results.content['versions']}, ms a token of one request"]
     head = f"{'bs':>3} {'rows':>4} {'off ms':>8} {'on ms':>8} {'ratio':>6} {'ci95':>15} {'accept off/on':>13} {'step off/on ms':>15}"
     lines += [f"{head} served work"]
     for row in results.content["rows"]:
@@ -228,12 +246,27 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
+def started_as_asked(log: str, args) -> tuple[dict, list[str]]:
+    """(top-level fields, what is wrong) of how the plugin's server started: self-checks by rows, and the layers that a draft is handed."""
+    passed = [line[:500] for line in re.findall(r"decode_step self-check: .*: passed .*", log)]
+    found = re.search(r"decode_step hands over the inputs of layers ([\d, ]+) as", log)
+    layers = [int(word) for word in found[1].split(",")] if found else []
+    problems = [] if passed else ["the plugin's server passed no self-check"]
+    if speculation.ALGORITHMS[args.algorithm].reads_layers and not layers:
+        problems.append(f"the plugin hands over no layers, which {args.algorithm} drafts read")
+    return {"self_checks": passed, "captured_layers": layers}, problems
+
+
+def draft_directory(args) -> Path | None:
+    return None if args.algorithm == "ngram" else args.work / "draft"
+
+
 def server_arguments(args) -> list[str]:
     """Arguments of both servers, the plugin's flag apart."""
     make = server.gpu_arguments if args.device == "cuda" else server.cpu_arguments
     longest = args.context + args.long + args.drafts
     common = make(context=longest + 64, max_batch=max(args.batches), max_tokens=(longest + 64) * max(args.batches) + 8192)
-    return [*common, *ngram_arguments(args.drafts), *args.server_arg]
+    return [*common, *speculation.arguments(args.algorithm, args.drafts, draft_directory(args)), *args.server_arg]
 
 
 def main() -> int:
@@ -242,18 +275,22 @@ def main() -> int:
     results = Results(
         args.out,
         what="served-verify",
-        name=args.name or f"served-ngram-{args.model}",
+        name=args.name or f"served-{args.slug}-{args.model}",
         weights=f"real-scale random, seed 0; an LM head that gives every token one successor, texts repeat after {args.period} tokens",
-        command=["python3", "-m", "benchmark.serve.ngram_ab", *sys.argv[1:]],
+        command=["python3", "-m", "benchmark.serve.verify_ab", *sys.argv[1:]],
         commit=args.commit,
     )
     deadline.watchdog(args.deadline, lambda: print(table(results), parts, sep="\n"))
     model = models.write_model(args.work / "model", shape, period=args.period)
+    if args.algorithm != "ngram":
+        drafts.write_draft(draft_directory(args), args.algorithm, shape, drafts=args.drafts, period=args.period, family=args.draft_family)
     problems, pair = [], ()
     try:
         with parts.part("start"):
             widths = [rows * args.drafts for rows in range(1, max(args.batches) + 1)]
-            pair = pairs.start(args, model, server_arguments(args), results, batch_tokens=widths, ngram=True)
+            pair = pairs.start(args, model, server_arguments(args), results, batch_tokens=widths, algorithm=args.algorithm)
+            fields, problems = started_as_asked(pair[1].log(), args)
+            results.set(**fields)
         with parts.part("measure"):
             problems += measure(pair, shape, args, results)
         results.set(clocks_mhz=provenance.gpu()["clocks_mhz"], problems=problems)
