@@ -6,9 +6,9 @@ TEMPERATURES = (0.0, 1e-5, 1e-3, 0.1, 0.6, 1.0, 2.0)
 
 
 def random_values(rows: int, vocab: int, seed: int) -> torch.Tensor:
-    """bf16 [rows, vocab] in steps of 1/8: most rows have several maxima."""
+    """bf16 [rows, vocab] in steps of 1/8, few of them: most rows have several maxima."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, vocab, generator=generator) * 12).round().div(8).bfloat16()
+    return (torch.randn(rows, vocab, generator=generator) * 2).round().div(8).bfloat16()
 
 
 def temperatures(rows: int) -> torch.Tensor:
@@ -55,22 +55,26 @@ def split(vocab: int, num_ranks: int) -> list[tuple[int, int]]:
 
 class Draft:
     """A draft with weights, virtual ranks and outputs, and its sampler. exact: Markov weights of few bits, so that every order of adding gives
-    the same bias. norm: with a final norm. step_dtype None: a greedy draft."""
+    the same bias. norm: with a final norm. greedy: keeps no step logits. ranks: of all, those that run. head: [vocab, hidden], or a random one.
+    biased: with Markov weights, not zeros."""
 
     def __init__(self, hidden, vocab, gamma, max_batch, num_ranks=1, blocks_per_rank=3, norm=True, step_dtype=torch.float32, greedy=False,
-                 exact=True, seed=0, device="cpu", deadline_s=0.5, key=0x1234567890ABCDEF, scale=None, emulation=None, ranks=None):  # fmt: skip
+                 exact=True, seed=0, device="cpu", deadline_s=0.5, key=0x1234567890ABCDEF, emulation=None, ranks=None,
+                 head=None, biased=True):  # fmt: skip
         from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, DraftPeer, DraftSampler, DraftShard, DraftWeights
 
         generator = torch.Generator().manual_seed(seed)
 
         def random(*shape, std=1.0):
             values = torch.randn(*shape, generator=generator) * std
-            return (values.mul(2).round().clamp(-4, 4).div(8) if exact else values).bfloat16()
+            return (values.mul(4).round().clamp(-8, 8).div(16) if exact else values).bfloat16()
 
         self.gamma, self.hidden, self.vocab, self.key, self.greedy, self.step_dtype = gamma, hidden, vocab, key, greedy, step_dtype
         self.device = torch.device(device)
-        self.w1, self.w2 = random(vocab, MARKOV_RANK, std=0.3), random(vocab, MARKOV_RANK, std=0.3)
-        self.head = (torch.randn(vocab, hidden, generator=generator) * (scale or 3 * hidden**-0.5)).bfloat16()
+        self.w1, self.w2 = random(vocab, MARKOV_RANK), random(vocab, MARKOV_RANK)
+        if not biased:
+            self.w1.zero_()
+        self.head = (torch.randn(vocab, hidden, generator=generator) * 3 * hidden**-0.5).bfloat16() if head is None else head
         self.norm = (1 + 0.2 * torch.randn(hidden, generator=generator)).bfloat16() if norm else None
         self.eps = 1e-6
         self.max_batch, self.num_ranks = max_batch, num_ranks
@@ -99,7 +103,14 @@ class Draft:
         return hidden, anchors, temperatures(self.max_batch + 3)[3 : 3 + batch].clone()
 
     def run(self, batch: int, inputs, stream: int = 0):
+        """Launches; what the launch before wrote is poisoned. Returns problems() of the launch."""
+        offset = self.shards[0].noise_offset.item()
+        for shard in self.shards:
+            shard.draft_tokens.fill_(-7)
+            if shard.step_logits is not None:
+                shard.step_logits.fill_(-777)
         self.sampler.launch(batch, *(tensor.to(self.device) for tensor in inputs), stream=stream)
+        return self.problems(batch, inputs, offset)
 
     def base_logits(self, batch: int) -> torch.Tensor:
         """bf16 [batch, gamma, vocab] of the kernel, all ranks' together, on the CPU."""

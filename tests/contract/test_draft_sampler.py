@@ -39,7 +39,7 @@ def test_philox_words(key):
 
 
 def test_a_hundred_thousand_random_selections():
-    """Of 96 and 133 tokens; values in steps of 1/8, so that most greedy ones tie."""
+    """Of 96 and 133 tokens; most greedy ones tie."""
     checked = 0
     for call in range(52):
         rows, vocab = 2000, (96, 133)[call % 2]

@@ -4,7 +4,7 @@
 // up, the second one's sum on top of the first one's. No other warp takes part, and results repeat bit by bit.
 #pragma once
 #include "sgl_lowlatency/stages/draft_ring.hpp"
-#include "sgl_lowlatency/stages/warp_tile.hpp"
+#include "sgl_lowlatency/stages/draft_tile.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -57,7 +57,7 @@ SGL_UNROLL
 // buffer, the one that takes the next sums; two uses of the same half have a barrier of the other between them.
 template <int32_t kNTiles>
 SGL_DEVICE void finish_draft_tile(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, int32_t rows, int32_t tile, int32_t& half,
-                                  const WarpTile<kNTiles, 2>& product) {
+                                  const DraftTile<kNTiles>& product) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, pair = warp / 2;
   const abi::DraftRank& own = p.ranks[b.local_rank];
   const int32_t pitch = own.num_units * abi::kUnitColumns, column = (b.units.begin * 2 + tile) * abi::kTileRows + lane / 4;
@@ -101,7 +101,7 @@ SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s
 SGL_NO_UNROLL
   for (int32_t first = 0; first < b.num_tiles; first += abi::kDraftPairs) {
     const int32_t tile = first + pair;
-    WarpTile<kNTiles, 2> product;
+    DraftTile<kNTiles> product;
     for (int32_t k0 = 0; k0 < p.hidden; k0 += p.k_panel) {
       const int32_t k1 = min_int(k0 + p.k_panel, p.hidden);
       if (!is_loaded) {
@@ -116,11 +116,10 @@ SGL_NO_UNROLL
         if (!dialect::planted(dialect::Planted::kRingNoWait)) {
           sync::wait_mbarrier(sink, abi::kFaultRingFull, 0, at.stage, s.full(at.stage), at.parity());
         }
-        const int32_t width = min_int(stage_k, k1 - k);
+        const int32_t begin = warp % 2 * kHalfChunks, end = min_int(begin + kHalfChunks, (k1 - k) / chunk_k);
 SGL_NO_UNROLL
-        for (int32_t c = 0; c < kHalfChunks; ++c) {
-          const int32_t chunk = warp % 2 * kHalfChunks + c;
-          product.multiply_rows(s.stage(at.stage), width, chunk, lane, [&](int32_t row) {
+        for (int32_t chunk = begin; chunk < end; ++chunk) {
+          product.multiply(s.stage(at.stage), chunk, lane, [&](int32_t row) {
             const bool is_row = row < rows;
             return PanelRow{is_row ? s.panel() + row * pitch + (k - k0 + chunk * chunk_k + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
           });

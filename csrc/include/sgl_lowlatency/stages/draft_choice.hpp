@@ -79,9 +79,7 @@ struct DraftWords {
 
   // Acquire and release, system scope: pairs with the same fence of the other ranks, through the words they hand over. What this rank has done
   // before its letters of a launch, clears and step logits, comes before what another does behind the last of them.
-  SGL_DEVICE void order_ranks() const {
-    if (!dialect::planted(dialect::Planted::kMissingFence)) dialect::fence_acq_rel_system();
-  }
+  SGL_DEVICE void order_ranks() const { dialect::fence_acq_rel_system(); }
 };
 
 // The token that all ranks agree on, from the block's candidate for the request. Entry: all lanes of one warp; own: the same in all of them.
@@ -91,10 +89,12 @@ SGL_DEVICE int32_t agree_on_token(const DraftWords& words, int32_t step, int32_t
   const sync::FaultSink sink = fault_sink(p, b.rank);
   const int32_t lane = dialect::thread_idx() % 32;
   const bool is_last = step + 1 == p.gamma && p.num_ranks > 1;
+  // Of one rank, its last block says nothing; of several, the last rank.
+  const bool is_lost = dialect::planted(dialect::Planted::kWithheldSignal) && b.rank + 1 == p.num_ranks && step == p.gamma / 2;
   if (lane == 0) {
     if (is_last) words.order_ranks();  // the block's step logits, which a barrier ordered before this
     const uint32_t own_words[abi::kCandidateWords] = {own.key, own.id};
-    dialect::store_words(words.candidate(step, request, b.block), own_words);
+    if (!is_lost || p.num_ranks > 1 || b.block + 1 < b.num_blocks) dialect::store_words(words.candidate(step, request, b.block), own_words);
   }
   Candidate best{0u, 0u};
   if (p.num_ranks == 1 || b.is_leader()) {
@@ -109,7 +109,6 @@ SGL_NO_UNROLL
   }
   if (p.num_ranks == 1) return static_cast<int32_t>(best.id);
   if (b.is_leader() && lane < p.num_ranks) {
-    const bool is_lost = dialect::planted(dialect::Planted::kWithheldSignal) && b.rank + 1 == p.num_ranks && step == p.gamma / 2;
     if (dialect::planted(dialect::Planted::kLatePeer) && b.rank + 1 == p.num_ranks && lane == 0) dialect::pause_ns(static_cast<uint32_t>(p.deadline_ns / 2));
     const uint32_t letter[abi::kCandidateWords] = {best.key, best.id};
     if (!is_lost) dialect::store_words_system(words.letter(lane, step, request, b.rank), letter);

@@ -42,10 +42,10 @@ SGL_UNROLL
       }
     }
     sync::wait_mbarrier(sink, abi::kFaultRingFull, step, unit.at.stage, s.full(unit.at.stage), unit.at.parity());
-    WarpTile<kBatchTiles, 2> product;
+    DraftTile<kBatchTiles> product;
 SGL_UNROLL
     for (int32_t c = 0; c < kHalfChunks; ++c) {
-      product.multiply_rows(s.stage(unit.at.stage), abi::stage_k(2), odd * kHalfChunks + c, lane, [&](int32_t request) {
+      product.multiply(s.stage(unit.at.stage), odd * kHalfChunks + c, lane, [&](int32_t request) {
         const bool is_request = request < p.batch;
         return PanelRow{is_request ? s.latents() + request * abi::kLatentPitch + (c * abi::chunk_k(2) + lane / 8 * 8) * 2 : s.zero_row(),
                         is_request ? 64 : 0};
@@ -103,9 +103,10 @@ SGL_NO_UNROLL
     }
 SGL_UNROLL
     for (int32_t i = 0; i < 4; ++i) {
-      if (column + i >= chosen_end) continue;
+      if (column + i >= end) continue;
       const float value = values[column + i];
       if (temperature != 0.0f && p.peers[b.rank].step_logits != nullptr) store_step_logit(p, request, step, token + i, value);
+      if (column + i >= chosen_end) continue;
       const float key = temperature != 0.0f ? gumbel_key(value, temperature, noise.w[i]) : value;
       best = better(best, {ordered_key(key), static_cast<uint32_t>(token + i)});
     }
