@@ -128,7 +128,7 @@ void bind_abi(py::module_& m) {
       {"bad_token_id", abi::kFaultBadTokenId},    {"bad_position", abi::kFaultBadPosition}, {"bad_length", abi::kFaultBadLength},
       {"bad_request_row", abi::kFaultBadRequestRow}, {"bad_slot", abi::kFaultBadSlot},
       {"bad_expert_id", abi::kFaultBadExpertId}, {"partial", abi::kFaultPartial}, {"routing", abi::kFaultRouting},
-      {"candidate", abi::kFaultCandidate}, {"peer", abi::kFaultPeer}};
+      {"candidate", abi::kFaultCandidate}};
   a.attr("kOpNames") = std::vector<std::string>{"qkv", "out_proj", "gate_up", "down"};
   a.attr("kEdgeNames") = std::vector<std::string>{"qkv", "partial", "attention", "out_proj", "gate_up", "down", "router"};
 
@@ -269,8 +269,7 @@ void bind_draft_sampler(py::module_& m) {
 #undef SGL_CONSTANT
   a.attr("kDraftStateBytes") = py::int_(sizeof(abi::DraftState));
   a.attr("kStepLogitsTypes") = std::map<std::string, int32_t>{{"float32", abi::kStepLogitsFloat32}, {"bfloat16", abi::kStepLogitsBf16}};
-  m.def("candidate_words", &abi::candidate_words, py::arg("gamma"), py::arg("max_batch"), py::arg("blocks"), "Words of one generation of a rank's candidates");
-  m.def("mailbox_words", &abi::mailbox_words, py::arg("gamma"), py::arg("max_batch"), "Words of one generation of a rank's mailbox");
+  m.def("mailbox_words", &abi::mailbox_words, py::arg("gamma"), py::arg("max_batch"), py::arg("senders"), "Words of one generation of a rank's mailbox");
   m.def("draft_max_units", &abi::draft_max_units, py::arg("num_units"), py::arg("blocks"), "Most units of one block");
   py::class_<abi::DraftSmem>(a, "DraftSmem").def_readonly("total_bytes", &abi::DraftSmem::total_bytes);
   m.def("draft_smem", &abi::draft_smem, py::arg("rows"), py::arg("batch"), py::arg("k_panel"), py::arg("max_units"), "Shared memory of a block");
@@ -281,7 +280,7 @@ void bind_draft_sampler(py::module_& m) {
       SGL_FIELD(vocab_begin) SGL_FIELD(vocab_count) SGL_FIELD(num_head_tiles) SGL_FIELD(num_units);
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(rank, #name, &abi::DraftRank::name)
-  SGL_POINTER(maps); SGL_POINTER(base_logits); SGL_POINTER(candidates); SGL_POINTER(draft_tokens); SGL_POINTER(noise_offset); SGL_POINTER(state);
+  SGL_POINTER(maps); SGL_POINTER(base_logits); SGL_POINTER(draft_tokens); SGL_POINTER(noise_offset); SGL_POINTER(state);
 #undef SGL_POINTER
 
   py::class_<abi::DraftSamplerParams> params(a, "DraftSamplerParams");

@@ -27,7 +27,7 @@ void check_rank(const abi::DraftSamplerParams& p, int32_t local_rank, int32_t nu
   require(rank.num_units == (rank.vocab_count + abi::kUnitColumns - 1) / abi::kUnitColumns, of + "num_units are not those of vocab_count");
   require(rank.num_head_tiles == (rank.vocab_count + abi::kTileRows - 1) / abi::kTileRows, of + "num_head_tiles are not those of vocab_count");
   require(abi::draft_max_units(rank.num_units, num_blocks) <= p.max_units, of + "a block has more units than max_units " + text(p.max_units));
-  const void* const pointers[] = {rank.maps, rank.base_logits, rank.candidates, rank.draft_tokens, rank.noise_offset, rank.state};
+  const void* const pointers[] = {rank.maps, rank.base_logits, rank.draft_tokens, rank.noise_offset, rank.state};
   for (const void* pointer : pointers) require(pointer != nullptr, of + "a pointer is null");
 }
 
@@ -57,7 +57,7 @@ void check_draft_sampler(const abi::DraftSamplerParams& p, int32_t grid) {
   for (const void* pointer : pointers) require(pointer != nullptr, "a pointer of the parameters is null");
   for (int32_t i = 0; i < p.num_local_ranks; ++i) check_rank(p, i, grid / p.num_local_ranks);
   for (int32_t i = 0; i < p.num_ranks; ++i) {
-    require(p.num_ranks == 1 || p.peers[i].mailbox != nullptr, "peers[" + text(i) + "] has no mailbox");
+    require(p.peers[i].mailbox != nullptr, "peers[" + text(i) + "] has no mailbox");
     require((p.peers[i].step_logits == nullptr) == (p.greedy != 0), "peers[" + text(i) + "] has step_logits, or none, against greedy");
   }
 }

@@ -32,30 +32,30 @@ def test_a_dead_rank_is_named_by_the_others(dead):
         draft = draft_of(4, seed=seed, ranks=[rank for rank in range(4) if rank != dead])
         message, record = fault_of(draft)
         assert re.fullmatch(
-            rf"draft_sampler stopped: rank [0-3], SM \d, block \d waited 0\.5\d s for rank {dead} to answer in step 0 for request [01]", message
+            rf"draft_sampler stopped: rank [0-3], SM \d, block \d waited 0\.5\d s for block [01] of rank {dead} to answer in step 0 for request [01]", message
         ), message
         assert DEADLINE_S <= record.waited_ns / 1e9 < 1.1 * DEADLINE_S and record.rank != dead
         with pytest.raises(DraftSamplerFault, match="an earlier launch failed: draft_sampler stopped: rank"):
             draft.run(1, draft.inputs(1))
 
 
-def test_a_lost_letter_is_named_with_its_step():
+def test_a_lost_candidate_of_another_rank_is_named_with_its_step():
     for seed in range(4):
         message, _ = fault_of(draft_of(2, WITHHELD_SIGNAL, seed))
-        assert re.search(r"waited 0\.5\d s for rank 1 to answer in step 2 for request [01]$", message), message
+        assert re.search(r"waited 0\.5\d s for block 1 of rank 1 to answer in step 2 for request [01]$", message), message
 
 
-def test_a_lost_block_is_named_with_its_step():
+def test_a_lost_candidate_of_the_own_rank_is_named_with_its_step():
     for seed in range(4):
         message, _ = fault_of(draft_of(1, WITHHELD_SIGNAL, seed))
-        assert re.search(r"waited 0\.5\d s for block 1 of its own to answer in step 2 for request [01]$", message), message
+        assert re.search(r"waited 0\.5\d s for block 1 of rank 0 to answer in step 2 for request [01]$", message), message
 
 
 def test_a_late_rank_is_waited_for():
     for seed in range(4):
         draft = draft_of(4, LATE_PEER, seed)
         assert draft.run(2, draft.inputs(2)) == []
-        assert draft.sampler.last_report.virtual_ns > DEADLINE_S / 2 * 1e9, "every step waited for half a deadline"
+        assert draft.sampler.last_report.virtual_ns > 0.9 * DEADLINE_S / 2 * 1e9, "half a deadline was waited for"
 
 
 @pytest.mark.parametrize("starvation", [1, 2, 3])

@@ -67,7 +67,7 @@ class DraftSampler:
     """Owns the workspace of the kernel and what outlives its launches, and launches it.
 
     shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on
-    blocks_per_rank blocks. peers: the other ranks', by rank. step_dtype: float32, or bfloat16 for drafts whose step logits are bf16. noise_key: of
+    blocks_per_rank blocks, as every rank has. peers: the other ranks', by rank. step_dtype: float32, or bfloat16 for drafts whose step logits are bf16. noise_key: of
     Philox. deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
@@ -112,8 +112,8 @@ class DraftSampler:
         self.max_units = max(_C.draft_max_units(n, blocks_per_rank) for n in units)
         self._maps = [self._map_table(shard) for shard in self._shards]
         self._base_logits = [torch.empty(max_batch * gamma * n * UNIT_COLUMNS, dtype=torch.bfloat16, device=self.device) for n in units]
-        self._candidates = [state(2 * 4 * _C.candidate_words(gamma, max_batch, blocks_per_rank), 0xFF) for _ in units]  # abi::kUnwritten
-        self._mailboxes = [state(2 * 4 * _C.mailbox_words(gamma, max_batch), 0xFF) for _ in units]
+        senders = self.num_ranks * blocks_per_rank
+        self._mailboxes = [state(2 * 4 * _C.mailbox_words(gamma, max_batch, senders), 0xFF) for _ in units]  # abi::kUnwritten
         self._states = [state(_C.abi.kDraftStateBytes, 0) for _ in units]
         self._host = HostWords(self.device, FAULT_BYTES)
         self._params = {batch: self._make_params(batch, units, peers, deadline_s, noise_key) for batch in range(1, max_batch + 1)}
@@ -123,7 +123,7 @@ class DraftSampler:
     @property
     def extra_bytes(self) -> int:
         """Device bytes that this object holds beside the tensors it was given."""
-        groups = (self._maps, self._base_logits, self._candidates, self._mailboxes, self._states)
+        groups = (self._maps, self._base_logits, self._mailboxes, self._states)
         return sum(t.numel() * t.element_size() for group in groups for t in group)
 
     def mailbox(self, local_rank: int = 0) -> int:
@@ -222,7 +222,7 @@ class DraftSampler:
             rank = _C.abi.DraftRank()
             rank.maps, rank.vocab_begin, rank.vocab_count = self._maps[i].data_ptr(), shard.vocab_begin, shard.markov_w2.shape[0]
             rank.num_units, rank.num_head_tiles = units[i], -(-shard.markov_w2.shape[0] // abi.TILE_ROWS)
-            rank.base_logits, rank.candidates = self._base_logits[i].data_ptr(), self._candidates[i].data_ptr()
+            rank.base_logits = self._base_logits[i].data_ptr()
             rank.draft_tokens, rank.noise_offset = shard.draft_tokens.data_ptr(), shard.noise_offset.data_ptr()
             rank.state = self._states[i].data_ptr()
             params.set_rank(i, rank)
@@ -243,7 +243,7 @@ class DraftSampler:
             raise DraftSamplerFault(f"an earlier launch failed: {self._failure}")
         options, regions = self.emulation, []
         if options.check_order:
-            named = [("candidates", self._candidates), ("mailbox", self._mailboxes), ("base_logits", self._base_logits), ("state", self._states),
+            named = [("mailbox", self._mailboxes), ("base_logits", self._base_logits), ("state", self._states),
                      ("draft_tokens", [shard.draft_tokens for shard in self._shards]),
                      ("step_logits", [shard.step_logits for shard in self._shards if shard.step_logits is not None])]  # fmt: skip
             regions = [(f"{name}[{i}]", t.data_ptr(), t.numel() * t.element_size(), True) for name, of in named for i, t in enumerate(of)]

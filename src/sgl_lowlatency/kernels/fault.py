@@ -46,8 +46,8 @@ def describe_draft_fault(record) -> str:
     waited = f"{block} waited {record.waited_ns / 1e9:.2f} s"
     if kind in ("ring_full", "ring_empty"):
         return f"{waited} for {'weights to arrive in' if kind == 'ring_full' else 'the consumers to free'} ring stage {record.edge}"
-    whom = f"rank {record.edge}" if kind == "peer" else f"block {record.edge} of its own"
-    return f"{waited} for {whom} to answer in step {record.layer} for request {record.expected}"
+    rank, missed = divmod(record.seen, record.expected)
+    return f"{waited} for block {missed} of rank {rank} to answer in step {record.layer} for request {record.edge}"
 
 
 def describe_fault(record) -> str:

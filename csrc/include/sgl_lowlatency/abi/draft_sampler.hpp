@@ -31,7 +31,7 @@ static_assert(sizeof(DraftState) == 256, "counters keep their lines");
 
 // What a rank lets the others reach. Of a rank in another process: mapped memory.
 struct DraftPeer {
-  uint32_t* mailbox;  // mailbox_words, all bits set before the first launch; word [generation][step][request][sender][2]
+  uint32_t* mailbox;  // two generations of mailbox_words, all bits set before the first launch; [generation][step][request][sender] Candidate
   void* step_logits;  // [max_batch, gamma, vocab] of step_logits_type, or null: nobody samples
 };
 
@@ -43,7 +43,6 @@ struct DraftRank {
   int32_t num_head_tiles;  // of kTileRows rows, in the rank's part of the LM head
   int32_t num_units;       // of kUnitColumns columns: those that hold vocab_count
   bf16* base_logits;       // [rows, num_units * kUnitColumns]
-  uint32_t* candidates;    // candidate_words, all bits set before the first launch; word [generation][step][request][block][2]
   int64_t* draft_tokens;   // [batch, gamma]
   int64_t* noise_offset;   // [1]
   DraftState* state;
@@ -55,8 +54,8 @@ struct DraftSmem {
   int32_t zero_row;     // 128 zero bytes: the B rows beyond `rows`
   int32_t block_state;  // DraftBlockState (stages/draft_state.hpp)
   int32_t exchange;     // [2][kDraftPairs][kExchangeTiles * 4][32] float: what a pair adds up
-  int32_t panel;        // [rows] of panel_row_bytes(k_panel). Behind the LM head: values [batch][max_units * kUnitColumns] float, then
-                        // latents [kMaxDraftBatch] of kLatentPitch
+  int32_t panel;        // [rows + 1] of panel_row_bytes(k_panel): x, and in the last row the norm. Behind the LM head: noise [batch][max_units *
+                        // kUnitColumns] float, then latents [kMaxDraftBatch] of kLatentPitch
   int32_t latents;
   int32_t ring;         // [kDraftStages] of kStageBytes, at a multiple of 1024
   int32_t total_bytes;
@@ -75,22 +74,21 @@ SGL_ABI_FUNCTION DraftSmem draft_smem(int32_t rows, int32_t batch, int32_t k_pan
   at.exchange = at.block_state + kDraftBlockStateBytes;
   at.panel = at.exchange + 2 * kDraftPairs * kExchangeTiles * 4 * 32 * 4;
   at.latents = at.panel + batch * max_units * kUnitColumns * 4;
-  const int32_t panel_end = at.panel + rows * panel_row_bytes(k_panel), latents_end = at.latents + kMaxDraftBatch * kLatentPitch;
+  const int32_t panel_end = at.panel + (rows + 1) * panel_row_bytes(k_panel), latents_end = at.latents + kMaxDraftBatch * kLatentPitch;
   at.ring = ((panel_end > latents_end ? panel_end : latents_end) + 1023) / 1024 * 1024;
   at.total_bytes = at.ring + kDraftStages * kStageBytes;
   return at;
 }
 
-// Words of one generation, a multiple of 4; there are two.
-SGL_ABI_FUNCTION int32_t candidate_words(int32_t gamma, int32_t max_batch, int32_t blocks) {
-  return (gamma * max_batch * blocks * kCandidateWords + 3) / 4 * 4;
+// Words of one generation of a mailbox, a multiple of 4. senders: the blocks of all ranks, of which every rank has as many.
+SGL_ABI_FUNCTION int32_t mailbox_words(int32_t gamma, int32_t max_batch, int32_t senders) {
+  return (gamma * max_batch * senders * kCandidateWords + 3) / 4 * 4;
 }
-SGL_ABI_FUNCTION int32_t mailbox_words(int32_t gamma, int32_t max_batch) { return gamma * max_batch * kMaxDraftRanks * kCandidateWords; }
 
 struct DraftSamplerParams {
   int32_t batch;      // requests, 1..max_batch
   int32_t gamma;      // tokens drafted a request, 1..kMaxGamma; batch * gamma <= kMaxDraftRows
-  int32_t max_batch;  // what candidates, mailboxes and step_logits were sized for, 1..kMaxDraftBatch
+  int32_t max_batch;  // what mailboxes and step_logits were sized for, 1..kMaxDraftBatch
   int32_t hidden;     // a multiple of 64
   int32_t k_panel;    // columns of activations in shared memory at a time: all of hidden, or a multiple of stage_k(2)
   int32_t vocab;      // token ids of all ranks, even

@@ -10,19 +10,28 @@ namespace sgl_lowlatency::stages {
 
 constexpr int32_t kPairBarrier = 2;  // named barrier of pair 0; those of the others follow
 
-// DraftBlockState::inverse_rms of every row. Entry: all consumer threads; a consumer barrier must follow.
-SGL_DEVICE void draft_inverse_rms(const DraftSamplerParams& p, const DraftShared& s, int32_t rows) {
-  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+constexpr int32_t kNormBatch = 10;  // vectors that a lane asks for at a time
+
+// DraftBlockState::inverse_rms of every row, each by one warp. row_vec(row, v): vector v of the row. Entry: all consumer threads; a consumer barrier
+// must follow.
+template <class RowVec>
+SGL_DEVICE void draft_inverse_rms(const DraftSamplerParams& p, const DraftShared& s, int32_t rows, const RowVec& row_vec) {
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, num_vecs = p.hidden / 8;
 SGL_NO_UNROLL
   for (int32_t row = warp; row < rows; row += abi::kNumConsumerWarps) {
-    const Vec16* const x = reinterpret_cast<const Vec16*>(p.hidden_states + static_cast<int64_t>(row) * p.hidden);
     float sum = 0.0f;
-    for (int32_t v = lane; v < p.hidden / 8; v += 32) {
-      const Vec16 vec = dialect::load_constant(x + v);
+SGL_NO_UNROLL
+    for (int32_t first = lane; first < num_vecs; first += kNormBatch * 32) {
+      Vec16 vecs[kNormBatch];
 SGL_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        const float a = low_float(vec.w[i]), b = high_float(vec.w[i]);
-        sum += a * a + b * b;
+      for (int32_t u = 0; u < kNormBatch; ++u) vecs[u] = first + u * 32 < num_vecs ? row_vec(row, first + u * 32) : Vec16{};
+SGL_UNROLL
+      for (int32_t u = 0; u < kNormBatch; ++u) {
+SGL_UNROLL
+        for (int32_t i = 0; i < 4; ++i) {
+          const float a = low_float(vecs[u].w[i]), b = high_float(vecs[u].w[i]);
+          sum += a * a + b * b;
+        }
       }
     }
 SGL_UNROLL
@@ -31,26 +40,40 @@ SGL_UNROLL
   }
 }
 
-// Fills the panel with columns [k0, k1) of x. Entry: all consumer threads; the panel is free. A consumer barrier must follow.
+// Fills the panel with columns [k0, k1) of x, normed. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
 SGL_DEVICE void load_draft_panel(const DraftSamplerParams& p, const DraftShared& s, int32_t rows, int32_t k0, int32_t k1) {
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   const int32_t num_vecs = (k1 - k0) / 8, pitch = abi::panel_row_bytes(p.k_panel);
+  const bool has_norm = p.has_norm != 0 && !dialect::planted(dialect::Planted::kSkippedNorm);
+  const auto panel_vec = [&](int32_t row, int32_t v) { return reinterpret_cast<Vec16*>(s.panel() + row * pitch) + v; };
 SGL_NO_UNROLL
-  for (int32_t row = dialect::thread_idx() / 32; row < rows; row += abi::kNumConsumerWarps) {
-    const Vec16* const x = reinterpret_cast<const Vec16*>(p.hidden_states + static_cast<int64_t>(row) * p.hidden + k0);
-    Vec16* const out = reinterpret_cast<Vec16*>(s.panel() + row * pitch);
-    const float scale = p.has_norm != 0 ? s.block()->inverse_rms[row] : 1.0f;
-    for (int32_t v = dialect::thread_idx() % 32; v < num_vecs; v += 32) {
-      Vec16 vec = dialect::load_constant(x + v);
-      if (p.has_norm != 0 && !dialect::planted(dialect::Planted::kSkippedNorm)) {
-        const Vec16 norm = dialect::load_constant(reinterpret_cast<const Vec16*>(p.norm + k0) + v);
+  for (int32_t row = warp; row < rows + has_norm; row += abi::kNumConsumerWarps) {  // behind x, the norm
+    const bf16* const from = row < rows ? p.hidden_states + static_cast<int64_t>(row) * p.hidden + k0 : p.norm + k0;
+    for (int32_t v = lane; v < num_vecs; v += 32) dialect::copy_async_16(panel_vec(row, v), from + v * 8);
+  }
+  dialect::copy_async_commit();
+  dialect::copy_async_wait<0>();
+  sync_consumers();
+  if (!has_norm) return;
+  if (p.k_panel >= p.hidden) {
+    draft_inverse_rms(p, s, rows, [&](int32_t row, int32_t v) { return *panel_vec(row, v); });
+    sync_consumers();
+  }
+SGL_NO_UNROLL
+  for (int32_t v = dialect::thread_idx(); v < num_vecs; v += kConsumerThreads) {
+    const Vec16 norm = *panel_vec(rows, v);
+SGL_NO_UNROLL
+    for (int32_t row = 0; row < rows; ++row) {
+      const float scale = s.block()->inverse_rms[row];
+      Vec16 vec = *panel_vec(row, v);
 SGL_UNROLL
-        for (int32_t i = 0; i < 4; ++i) {
-          vec.w[i] = pack_bf16(low_float(vec.w[i]) * scale * low_float(norm.w[i]), high_float(vec.w[i]) * scale * high_float(norm.w[i]));
-        }
+      for (int32_t i = 0; i < 4; ++i) {
+        vec.w[i] = pack_bf16(low_float(vec.w[i]) * scale * low_float(norm.w[i]), high_float(vec.w[i]) * scale * high_float(norm.w[i]));
       }
-      out[v] = vec;
+      *panel_vec(row, v) = vec;
     }
   }
+  sync_consumers();
 }
 
 // Adds up a pair's halves of a tile and stores the base logits. tile: of the block. Entry: both warps of the pair, all lanes. half: of the exchange
@@ -97,7 +120,11 @@ SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s
   constexpr int32_t kHalfChunks = abi::kStageChunks / 2;
   int32_t count = 0, half = 0;
   bool is_loaded = false;
-  if (p.has_norm != 0) draft_inverse_rms(p, s, rows);
+  if (p.has_norm != 0 && p.k_panel < p.hidden) {
+    draft_inverse_rms(p, s, rows, [&](int32_t row, int32_t v) {
+      return dialect::load_constant(reinterpret_cast<const Vec16*>(p.hidden_states + static_cast<int64_t>(row) * p.hidden) + v);
+    });
+  }
 SGL_NO_UNROLL
   for (int32_t first = 0; first < b.num_tiles; first += abi::kDraftPairs) {
     const int32_t tile = first + pair;
@@ -107,7 +134,6 @@ SGL_NO_UNROLL
       if (!is_loaded) {
         sync_consumers();  // the panel before is read, the norm's factors are there
         load_draft_panel(p, s, rows, k0, k1);
-        sync_consumers();
         is_loaded = p.k_panel >= p.hidden;
       }
       if (tile >= b.num_tiles) continue;

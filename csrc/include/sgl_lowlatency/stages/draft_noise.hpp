@@ -7,7 +7,6 @@
 
 namespace sgl_lowlatency::stages {
 
-// Four words of noise. row: of the batch.
 struct DraftNoiseWords {
   uint32_t w[4];
 };
@@ -28,10 +27,14 @@ SGL_UNROLL
   return {{c0, c1, c2, c3}};
 }
 
-SGL_DEVICE float gumbel_key(float value, float temperature, uint32_t word) {
+// log(-log1p(-u)) of a word's u.
+SGL_DEVICE float log_exponential(uint32_t word) {
   constexpr float kTwoToMinus32 = 2.3283064365386963e-10f;
   const float uniform = dialect::multiply_rounded(dialect::add_rounded(static_cast<float>(word), 0.5f), kTwoToMinus32);
-  return dialect::add_rounded(dialect::divide_full(value, temperature), -dialect::log(-dialect::log1p(-uniform)));
+  return dialect::log(-dialect::log1p(-uniform));
+}
+SGL_DEVICE float sampled_key(float value, float temperature, float log_noise) {
+  return dialect::add_rounded(dialect::divide_full(value, temperature), -log_noise);
 }
 
 // A number that orders keys as a draft's choice does: any NaN above all, both zeros alike; 0 is below every key, and no key has all bits set.

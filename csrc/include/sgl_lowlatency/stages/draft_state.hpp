@@ -15,7 +15,6 @@ struct Candidate {
 
 struct DraftBlockState {
   float inverse_rms[abi::kMaxDraftRows];
-  int32_t previous[abi::kMaxDraftBatch];  // the token each request has drafted last; at first its anchor
   Candidate best[abi::kMaxDraftBatch][abi::kNumConsumerWarps];  // of each warp
 };
 static_assert(sizeof(DraftBlockState) <= abi::kDraftBlockStateBytes, "draft_smem reserves kDraftBlockStateBytes");
@@ -31,7 +30,7 @@ struct DraftShared {
   SGL_DEVICE DraftBlockState* block() const { return reinterpret_cast<DraftBlockState*>(dialect::shared_base() + at.block_state); }
   SGL_DEVICE float* exchange() const { return reinterpret_cast<float*>(dialect::shared_base() + at.exchange); }
   SGL_DEVICE char* panel() const { return dialect::shared_base() + at.panel; }
-  SGL_DEVICE float* values() const { return reinterpret_cast<float*>(dialect::shared_base() + at.panel); }
+  SGL_DEVICE float* noise() const { return reinterpret_cast<float*>(dialect::shared_base() + at.panel); }
   SGL_DEVICE char* latents() const { return dialect::shared_base() + at.latents; }
   SGL_DEVICE char* stage(int32_t stage) const { return dialect::shared_base() + at.ring + stage * abi::kStageBytes; }
 };
@@ -46,7 +45,6 @@ struct DraftBlock {
   int32_t num_blocks;  // of the rank
   abi::TileRange units;
   int32_t num_tiles;  // from units.begin * 2 on
-  SGL_DEVICE bool is_leader() const { return block == 0; }
 };
 
 SGL_DEVICE DraftBlock draft_block(const DraftSamplerParams& p) {

@@ -10,9 +10,9 @@
 // Grid      blocks a rank times local ranks, at most one block an SM (all run at once), kNumThreads threads each. kNTiles: N tiles of the LM head's
 //           MMA, of 8 rows each; kBatchTiles: of the Markov product's, of 8 requests each.
 // Roles     warps 0..7 consume, in pairs; warp 8 streams the block's rows of the LM head and of markov_w2 through the shared-memory ring.
-// Phases    the norm and the LM head | per step: latents | bias | candidates | the token that all agree on.
-// Hand-over candidates, each word its own flag, between the blocks of a rank; between ranks letters from leader to leader's mailbox, which all blocks of
-//           a rank read (stages/draft_choice.hpp). Base logits stay with the block that made them.
+// Phases    the norm and the LM head | per step: bias, keys, the block's candidates | the tokens that all agree on, and their latents.
+// Hand-over every block's candidate to every rank's mailbox, each word its own flag (stages/draft_choice.hpp). Base logits stay with the block that
+//           made them.
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use a rank's state.
 #pragma once
 #include "sgl_lowlatency/stages/draft_markov.hpp"
@@ -39,20 +39,14 @@ template <int32_t kNTiles, int32_t kBatchTiles>
 SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftShared& s) {
   const DraftBlock b = draft_block(p);
   const abi::DraftRank& own = p.ranks[b.local_rank];
-  const DraftWords words{p, b, dialect::load_plain(own.state->launches)};
+  const DraftMail mail{p, b, dialect::load_plain(own.state->launches)};
   // SGLang adds one behind each block; bits above 32 take no part.
   uint32_t noise_offset = 0;
   if (p.greedy == 0) noise_offset = static_cast<uint32_t>(dialect::load_plain(reinterpret_cast<uint64_t*>(own.noise_offset)));
   if (dialect::planted(dialect::Planted::kStaleNoise)) --noise_offset;
-  words.clear();
+  mail.clear();
   run_draft_head<kNTiles>(p, s);
-SGL_NO_UNROLL
-  for (int32_t step = 0; step < p.gamma; ++step) {
-    load_latents(p, s);
-    add_markov_bias<kBatchTiles>(p, s, b, step);
-    sync_consumers();
-    choose_tokens(p, s, b, words, step, noise_offset);
-  }
+  run_draft_steps<kBatchTiles>(p, s, b, mail, noise_offset);
   close_draft(p, b);
 }
 
@@ -68,7 +62,6 @@ SGL_DEVICE void draft_sampler_body(const DraftSamplerParams& p) {
       const uint64_t bad = static_cast<uint64_t>(dialect::load_constant(p.anchor_tokens + thread));
       sync::raise_fault(p.fault, draft_block(p).rank, abi::kFaultBadTokenId, 0, thread, static_cast<uint32_t>(p.vocab), static_cast<uint32_t>(bad), bad);
     }
-    s.block()->previous[thread] = static_cast<int32_t>(anchor);
   }
   if (thread == kConsumerThreads) {
     for (int32_t i = 0; i < abi::kDraftStages; ++i) {
