@@ -56,11 +56,11 @@ def split(vocab: int, num_ranks: int) -> list[tuple[int, int]]:
 class Draft:
     """A draft with weights, virtual ranks and outputs, and its sampler. exact: Markov weights of few bits, so that every order of adding gives
     the same bias. norm: with a final norm. greedy: keeps no step logits. ranks: of all, those that run. head: [vocab, hidden], or a random one.
-    biased: with Markov weights, not zeros."""
+    biased: with Markov weights, not zeros. fused_greedy: as SGLang's dense drafts."""
 
     def __init__(self, hidden, vocab, gamma, max_batch, num_ranks=1, blocks_per_rank=3, norm=True, step_dtype=torch.float32, greedy=False,
                  exact=True, seed=0, device="cpu", deadline_s=0.5, key=0x1234567890ABCDEF, emulation=None, ranks=None,
-                 head=None, biased=True):  # fmt: skip
+                 head=None, biased=True, fused_greedy=False):  # fmt: skip
         from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, DraftPeer, DraftSampler, DraftShard, DraftWeights
 
         generator = torch.Generator().manual_seed(seed)
@@ -70,7 +70,7 @@ class Draft:
             return (values.mul(4).round().clamp(-8, 8).div(16) if exact else values).bfloat16()
 
         self.gamma, self.hidden, self.vocab, self.key, self.greedy, self.step_dtype = gamma, hidden, vocab, key, greedy, step_dtype
-        self.device = torch.device(device)
+        self.device, self.fused_greedy = torch.device(device), fused_greedy
         self.w1, self.w2 = random(vocab, MARKOV_RANK), random(vocab, MARKOV_RANK)
         if not biased:
             self.w1.zero_()
@@ -86,13 +86,15 @@ class Draft:
             head = torch.full((rows, hidden), float("nan"), dtype=torch.bfloat16)  # padding must not be read into anything
             head[:count] = self.head[begin : begin + count]
             logits = None if greedy else torch.full((max_batch, gamma, vocab), -777.0, dtype=step_dtype, device=self.device)
-            self.shards.append(DraftShard(begin, head.to(self.device), self.w2[begin : begin + count].clone().to(self.device),
-                                          torch.full((max_batch * gamma,), -7, device=self.device), torch.tensor([5], device=self.device), logits))  # fmt: skip
+            w2 = self.w2[begin : begin + count].clone().to(self.device)
+            tokens, offset = torch.full((max_batch * gamma,), -7, device=self.device), torch.tensor([5], device=self.device)
+            self.shards.append(DraftShard(begin, head.to(self.device), w2, tokens, offset, logits))
         self._absent = {rank: torch.full((1 << 20,), 0xFF, dtype=torch.uint8, device=self.device) for rank in range(num_ranks) if rank not in kept}
         weights = DraftWeights(self.w1.to(self.device), None if self.norm is None else self.norm.to(self.device), self.eps)
         self.sampler = DraftSampler(
             weights, self.shards, gamma, max_batch, self.device, blocks_per_rank, deadline_s, step_dtype, key, kept[0],
-            {rank: DraftPeer(memory.data_ptr(), 0 if greedy else memory.data_ptr()) for rank, memory in self._absent.items()}, emulation,
+            {rank: DraftPeer(memory.data_ptr(), 0 if greedy else memory.data_ptr()) for rank, memory in self._absent.items()},
+            fused_greedy, emulation,
         )  # fmt: skip
 
     def inputs(self, batch: int, seed: int = 0):
@@ -121,7 +123,10 @@ class Draft:
         from sgl_lowlatency.reference import draft_sampler as oracle
 
         _, anchors, at = inputs
-        return oracle.propose(base, anchors, self.w1, self.w2, torch.zeros_like(at) if self.greedy else at, self.key, offset, self.step_dtype)
+        at = torch.zeros_like(at) if self.greedy else at
+        is_fused = self.fused_greedy and self.greedy and len(at) == 1
+        step_dtype = torch.float32 if is_fused else self.step_dtype
+        return oracle.propose(base, anchors, self.w1, self.w2, at, self.key, offset, step_dtype, rounds_bias=not is_fused)
 
     def problems(self, batch: int, inputs, offset: int) -> list[str]:
         """What every rank has of the newest launch against the oracle behind the kernel's own base logits."""

@@ -45,10 +45,13 @@ void check_draft_sampler(const abi::DraftSamplerParams& p, int32_t grid) {
   require(p.vocab > 0 && p.vocab % 2 == 0, "vocab " + text(p.vocab) + " is not positive and even");
   require((p.norm != nullptr) == (p.has_norm != 0), "norm is there with has_norm, and null without");
   require(p.step_logits_type >= 0 && p.step_logits_type < abi::kNumStepLogitsTypes, "step_logits_type " + text(p.step_logits_type) + " is none");
+  require(p.rounds_bias == 0 || p.rounds_bias == 1, "rounds_bias " + text(p.rounds_bias) + " is neither 0 nor 1");
+  require(p.anchor_stride >= 1, "anchor_stride " + text(p.anchor_stride) + " is below 1");
   require_within(p.num_ranks, 1, abi::kMaxDraftRanks, "num_ranks");
   require_within(p.num_local_ranks, 1, p.num_ranks, "num_local_ranks");
   require_within(p.first_rank, 0, p.num_ranks - p.num_local_ranks, "first_rank");
-  require(grid > 0 && grid % p.num_local_ranks == 0, "grid " + text(grid) + " is not as many blocks for each of num_local_ranks " + text(p.num_local_ranks));
+  require(grid > 0 && grid % p.num_local_ranks == 0,
+          "grid " + text(grid) + " is not as many blocks for each of num_local_ranks " + text(p.num_local_ranks));
   require(p.max_units >= 1, "max_units " + text(p.max_units) + " is below 1");
   const abi::DraftSmem shared = abi::draft_smem(p.batch * p.gamma, p.batch, p.k_panel, p.max_units);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not draft_smem of rows, batch, k_panel and max_units");

@@ -15,7 +15,8 @@ void check_weight_matrix(const abi::WeightMatrix& m) {
   require(m.num_parts == 1 || (m.num_parts > 0 && m.num_parts % 2 == 0),
           "num_parts " + std::to_string(m.num_parts) + " is neither 1 nor a positive even number");
   require(m.num_rows > 0 && (m.num_parts == 1 || m.num_rows % abi::kTileRows == 0),
-          "num_rows " + std::to_string(m.num_rows) + " is not " + (m.num_parts == 1 ? "positive" : "a positive multiple of " + std::to_string(abi::kTileRows)));
+          "num_rows " + std::to_string(m.num_rows) + " is not " +
+              (m.num_parts == 1 ? "positive" : "a positive multiple of " + std::to_string(abi::kTileRows)));
   const int32_t tile_rows = abi::kTileRows / abi::tile_parts(m.num_parts);
   require(m.num_parts == 1 || m.num_rows % (m.num_parts * tile_rows) == 0,
           std::to_string(m.num_parts) + " equal parts of num_rows " + std::to_string(m.num_rows) + " are no multiples of " + std::to_string(tile_rows) + " rows");

@@ -3,7 +3,10 @@
 Oracles: kernels/ops/speculative/dspark/markov_sample.py in its torch form, and draft_markov_block with SGLang's heads.
 """
 
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -81,11 +84,29 @@ def deepseek(vocab, rank):
     return head, head.markov_w1.weight.data, head.markov_w2.weight.data
 
 
+def test_a_greedy_request_alone_of_a_dense_draft(tmp_path):
+    """On a GPU SGLang takes a kernel of its own there (MarkovGreedyStep), with bias and sum in fp32: run in Triton's interpreter."""
+    vocab, gamma = 600, 3
+    _, w1, w2 = vanilla(vocab, 256)
+    for weight in (w1, w2):
+        weight.copy_(weight.float().mul(8 / weight.float().abs().max()).round().div(16).bfloat16())
+    cases = [(random_values(gamma, vocab, seed) / 8 + 8, seed * 7, w1, w2) for seed in range(16)]
+    torch.save(cases, tmp_path / "cases.pt")
+    done = subprocess.run([sys.executable, Path(__file__).with_name("interpreted_greedy.py"), tmp_path], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rounded = []
+    for (base, anchor, _, _), tokens in zip(cases, torch.load(tmp_path / "tokens.pt"), strict=True):
+        inputs = (base[None], torch.tensor([anchor]), w1, w2, torch.zeros(1))
+        assert torch.equal(oracle.propose(*inputs, rounds_bias=False).tokens[0], tokens)
+        rounded.append(torch.equal(oracle.propose(*inputs, step_dtype=torch.bfloat16).tokens[0], tokens))
+    assert not all(rounded), "rounding decides somewhere"
+
+
 @pytest.mark.parametrize("make", [vanilla, deepseek])
 @pytest.mark.parametrize("greedy", [False, True])
 def test_whole_blocks(make, greedy):
-    """Weights are rounded to few bits, so that no order of adding matters and the comparison is of bits. A greedy block of one row takes another
-    kernel where the head is dense (MarkovGreedyStep); here are several."""
+    """Weights are rounded to few bits, so that no order of adding matters and the comparison is of bits. Of several requests: one
+    greedy one takes another kernel where the head is dense."""
     vocab, rank, batch, gamma = 1000, 256, 7, 5
     head, w1, w2 = make(vocab, rank)
     for weight in (w1, w2):

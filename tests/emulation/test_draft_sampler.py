@@ -64,6 +64,34 @@ def test_virtual_ranks_agree_bit_by_bit(num_ranks, greedy):
     assert all(torch.equal(shard.draft_tokens, alone.shards[0].draft_tokens) for shard in draft.shards)
 
 
+def test_a_greedy_request_alone_as_sglangs_fused_step():
+    """Bias and sum stay fp32: tokens are others than those of rounded sums, and several requests are rounded as ever."""
+    differ = 0
+    for seed in range(12):
+        head = torch.zeros(600, 64, dtype=torch.bfloat16)
+        head[:, :10] = 64.0  # from where on bf16 has steps of 1/2
+        rounded, fused = (
+            Draft(64, 600, 5, 2, step_dtype=torch.bfloat16, greedy=True, norm=False, head=head, fused_greedy=is_fused) for is_fused in (False, True)
+        )
+        inputs = fused.inputs(2, seed)
+        inputs[0].copy_(torch.eye(10, 64))
+        alone = (inputs[0][:5].contiguous(), inputs[1][:1], inputs[2][:1])
+        assert fused.run(2, inputs) == [] and rounded.run(1, alone) == []
+        assert fused.run(1, alone) == []
+        differ += not torch.equal(fused.shards[0].draft_tokens, rounded.shards[0].draft_tokens)
+    assert differ > 0
+
+
+def test_anchors_with_a_stride():
+    draft = Draft(64, 500, 3, 4)
+    hidden, anchors, at = draft.inputs(4)
+    wide = torch.full((4, 7), -1)
+    wide[:, 0] = anchors
+    assert draft.run(4, (hidden, wide[:, 0], at)) == []
+    with pytest.raises(ValueError, match=r"anchor_tokens: torch.int64 \(3,\) on cpu is not torch.int64 \(4,\) on cpu"):
+        draft.sampler.launch(4, hidden, anchors[:3], at)
+
+
 def test_a_real_vocabulary():
     draft = Draft(64, 129280, 2, 2, num_ranks=2, blocks_per_rank=16)
     assert draft.run(2, draft.inputs(2)) == []

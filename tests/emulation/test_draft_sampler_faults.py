@@ -31,9 +31,8 @@ def test_a_dead_rank_is_named_by_the_others(dead):
     for seed in range(4):
         draft = draft_of(4, seed=seed, ranks=[rank for rank in range(4) if rank != dead])
         message, record = fault_of(draft)
-        assert re.fullmatch(
-            rf"draft_sampler stopped: rank [0-3], SM \d, block \d waited 0\.5\d s for block [01] of rank {dead} to answer in step 0 for request [01]", message
-        ), message
+        waited, whom = r"draft_sampler stopped: rank [0-3], SM \d, block \d waited 0\.5\d s", f"block [01] of rank {dead}"
+        assert re.fullmatch(f"{waited} for {whom} to answer in step 0 for request [01]", message), message
         assert DEADLINE_S <= record.waited_ns / 1e9 < 1.1 * DEADLINE_S and record.rank != dead
         with pytest.raises(DraftSamplerFault, match="an earlier launch failed: draft_sampler stopped: rank"):
             draft.run(1, draft.inputs(1))

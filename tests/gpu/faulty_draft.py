@@ -1,5 +1,5 @@
-"""Run as a script. A draft whose launch must end itself: `dead` leaves one of four ranks out, `anchor` names a token that the vocabulary does not have.
-Prints the record, when it came, then the CUDA error: a trap ends the CUDA context."""
+"""Run as a script. A draft whose launch must end itself: `dead` leaves one of four ranks out, `anchor` names a token that the vocabulary does not
+have. Prints the record, when it came, then the CUDA error: a trap ends the CUDA context."""
 
 import sys
 import time
@@ -16,7 +16,8 @@ DEADLINE_S = 0.5
 
 
 def main():
-    draft = Draft(512, 4000, 5, 2, num_ranks=4, blocks_per_rank=8, device="cuda", deadline_s=DEADLINE_S, ranks=[0, 1, 2] if sys.argv[1] == "dead" else None)
+    ranks = [0, 1, 2] if sys.argv[1] == "dead" else None
+    draft = Draft(512, 4000, 5, 2, num_ranks=4, blocks_per_rank=8, device="cuda", deadline_s=DEADLINE_S, ranks=ranks)
     hidden, anchors, at = (tensor.cuda() for tensor in draft.inputs(2))
     if sys.argv[1] == "anchor":
         anchors[1] = 4000

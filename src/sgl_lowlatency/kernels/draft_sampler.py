@@ -67,8 +67,9 @@ class DraftSampler:
     """Owns the workspace of the kernel and what outlives its launches, and launches it.
 
     shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on
-    blocks_per_rank blocks, as every rank has. peers: the other ranks', by rank. step_dtype: float32, or bfloat16 for drafts whose step logits are bf16. noise_key: of
-    Philox. deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
+    blocks_per_rank blocks, as every rank has. peers: the other ranks', by rank. step_dtype: float32, or bfloat16 for drafts whose step logits are
+    bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be
+    resident on the GPU.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class DraftSampler:
         noise_key: int = 0,
         first_rank: int = 0,
         peers: dict[int, DraftPeer] | None = None,
+        has_fused_greedy: bool = False,
         emulation: EmulationOptions | None = None,
     ):
         self.device = kernel_device(device)
@@ -95,6 +97,7 @@ class DraftSampler:
         self.last_report = None  # of the newest emulated launch
         self._failure: str | None = None
         self._weights, self._shards, self._step_dtype = weights, list(shards), step_dtype
+        self._has_fused_greedy = has_fused_greedy
         peers = peers or {}
         self.num_ranks = len(shards) + len(peers)
         if not 1 <= max_batch <= MAX_BATCH or not 1 <= gamma <= MAX_GAMMA or max_batch * gamma > MAX_ROWS:
@@ -139,18 +142,21 @@ class DraftSampler:
     def launch(self, batch: int, hidden_states: torch.Tensor, anchor_tokens: torch.Tensor, step_temperatures: torch.Tensor, stream: int = 0) -> None:
         """Drafts gamma tokens for each of `batch` requests into every shard's draft_tokens, row after row.
 
-        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch]. step_temperatures:
-        float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy, writes step_logits of
-        requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor that does not fit; on the CPU
-        DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see fault().
+        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any stride.
+        step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy, writes step_logits of
+        requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor that does not fit; on
+        the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see fault().
         """
         if batch not in self._params:
             raise ValueError(f"batch {batch} is outside 1..{self.max_batch}")
         require_tensor("hidden_states", hidden_states, (batch * self.gamma, self.hidden), torch.bfloat16, self.device)
-        require_tensor("anchor_tokens", anchor_tokens, (batch,), torch.int64, self.device)
+        if tuple(anchor_tokens.shape) != (batch,) or anchor_tokens.dtype != torch.int64 or anchor_tokens.device.type != self.device.type:
+            what = f"{anchor_tokens.dtype} {tuple(anchor_tokens.shape)} on {anchor_tokens.device}"
+            raise ValueError(f"anchor_tokens: {what} is not torch.int64 {(batch,)} on {self.device}")
         require_tensor("step_temperatures", step_temperatures[:batch], (batch,), torch.float32, self.device)
         params = self._params[batch]
         params.hidden_states, params.anchor_tokens = hidden_states.data_ptr(), anchor_tokens.data_ptr()
+        params.anchor_stride = max(anchor_tokens.stride(0), 1)
         params.step_temperatures = step_temperatures.data_ptr()
         if self.device.type == "cuda":
             _C.draft_sampler_launch_cuda(params, self.grid, stream)
@@ -204,7 +210,8 @@ class DraftSampler:
             k_panel = self.hidden if num_panels == 1 else -(-self.hidden // num_panels // stage) * stage
             if _C.draft_smem(batch * self.gamma, batch, k_panel, self.max_units).total_bytes <= _SMEM_BYTES:
                 return k_panel
-        raise ValueError(f"{batch} requests of {self.gamma} rows, {self.max_units} units a block, do not fit into shared memory: more blocks are needed")
+        what = f"{batch} requests of {self.gamma} rows, {self.max_units} units a block"
+        raise ValueError(f"{what}, do not fit into shared memory: more blocks are needed")
 
     def _make_params(self, batch: int, units: list[int], peers: dict[int, DraftPeer], deadline_s: float, noise_key: int):
         params = _C.abi.DraftSamplerParams()
@@ -212,7 +219,9 @@ class DraftSampler:
         params.hidden, params.vocab, params.k_panel = self.hidden, self.vocab, self._k_panel(batch)
         params.has_norm, params.rms_eps = int(self._weights.norm is not None), self._weights.rms_eps
         params.norm = 0 if self._weights.norm is None else self._weights.norm.data_ptr()
-        params.greedy, params.step_logits_type = int(self.is_greedy), _STEP_LOGITS_TYPES[self._step_dtype]
+        is_fused = self._has_fused_greedy and self.is_greedy and batch == 1
+        params.greedy, params.rounds_bias, params.anchor_stride = int(self.is_greedy), int(not is_fused), 1
+        params.step_logits_type = _STEP_LOGITS_TYPES[torch.float32 if is_fused else self._step_dtype]
         params.num_ranks, params.num_local_ranks, params.first_rank = self.num_ranks, len(self._shards), self.first_rank
         params.max_units = self.max_units
         params.shared = _C.draft_smem(batch * self.gamma, batch, params.k_panel, self.max_units)

@@ -89,15 +89,17 @@ def propose(
     key: int = 0,
     offset: int = 0,
     step_dtype: torch.dtype = torch.float32,
+    rounds_bias: bool = True,
 ) -> Proposal:
     """The gamma steps behind given base logits.
 
     base: bf16 [batch, gamma, vocab]. anchors: int64 [batch]. markov_w1, markov_w2: [vocab, rank] bf16. temperatures: float32 [batch], 0 for arg-max;
-    all 0 is a greedy draft. step_dtype: float32, or bfloat16: base plus bias are rounded to it before the choice.
+    all 0 is a greedy draft. step_dtype: float32, or bfloat16: base plus bias are rounded to it before the choice. rounds_bias: to bf16, as products of
+    SGLang's are; else to float32, as in its fused greedy step (MarkovGreedyStep).
     """
     previous, tokens, logits, all_keys = anchors, [], [], []
     for step in range(base.shape[1]):
-        bias = (markov_w1[previous].double() @ markov_w2.double().T).bfloat16()
+        bias = (markov_w1[previous].double() @ markov_w2.double().T).to(torch.bfloat16 if rounds_bias else torch.float32)
         value = (base[:, step].float() + bias.float()).to(step_dtype)
         all_keys.append(keys(value.float(), temperatures, key, offset, step))
         previous = choose(all_keys[-1])

@@ -167,10 +167,10 @@ struct FaultRecord {
   int32_t sm;
   int32_t block;
   int32_t layer;       // 0 for inputs that are checked before the first layer; num_layers for the ring stages of the LM head; a draft's step
-  int32_t edge;        // EdgeIdx, or the ring stage, the operation for kFaultPartial, or the row for kFaultBad* (of what a request has, its first row);
-                       // the request for kFaultCandidate
+  int32_t edge;        // EdgeIdx, or the ring stage, the operation for kFaultPartial, or the row for kFaultBad* (of what a request has, its first
+                       // row); the request for kFaultCandidate
   uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*; blocks of a rank
-  uint32_t seen;       // the word; the other parity; its low 32 bits; for kFaultCandidate rank * blocks of a rank + block of the one that is missed
+  uint32_t seen;       // the word; the other parity; its low 32 bits; for kFaultCandidate rank * blocks of a rank + block, of the one that is missed
   uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
   uint64_t waited_ns;  // for kFaultBad* the value itself, int64
 };

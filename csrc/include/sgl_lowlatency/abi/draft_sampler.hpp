@@ -96,6 +96,8 @@ struct DraftSamplerParams {
   float rms_eps;
   int32_t greedy;     // 1: every request takes the arg-max, whatever its temperature, and noise_offset stays
   StepLogitsType step_logits_type;  // bf16: base logits plus bias are rounded to it before anything else
+  int32_t rounds_bias;    // 1: the bias is rounded to bf16, as products of SGLang's are; 0: it stays fp32, as in its fused greedy step
+  int32_t anchor_stride;  // elements from one request's anchor token to the next one's
 
   int32_t num_ranks;        // 1..kMaxDraftRanks
   int32_t num_local_ranks;  // that this launch runs: 1, or several virtual ones, each of grid / num_local_ranks blocks
@@ -106,7 +108,7 @@ struct DraftSamplerParams {
 
   const bf16* hidden_states;        // [batch * gamma, hidden], row r: step r % gamma of request r / gamma
   const bf16* norm;                 // [hidden], or null without has_norm
-  const int64_t* anchor_tokens;     // [batch]
+  const int64_t* anchor_tokens;     // [batch], anchor_stride apart
   const float* step_temperatures;   // [batch], 0: arg-max
   const bf16* markov_w1;            // [vocab, kMarkovRank]
   uint64_t noise_key;

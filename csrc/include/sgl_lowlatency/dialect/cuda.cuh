@@ -178,8 +178,9 @@ SGL_DEVICE void load_stage(void* shared, const abi::WeightMap* map, int32_t row,
 // L2 evict-last: read again a few microseconds later.
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 SGL_DEVICE void load_stage_again(void* shared, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk, uint64_t* bar) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(
-                   shared_address(shared)), "l"(map), "r"(0), "r"(row), "r"(part), "r"(chunk), "r"(shared_address(bar)), "l"(kEvictLast) : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::
+          "r"(shared_address(shared)), "l"(map), "r"(0), "r"(row), "r"(part), "r"(chunk), "r"(shared_address(bar)), "l"(kEvictLast) : "memory");
 }
 SGL_DEVICE void prefetch_map(const abi::WeightMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 SGL_DEVICE void bulk_load(void* shared, const void* global, int32_t bytes, uint64_t* bar) {

@@ -1,9 +1,9 @@
 // Who wins a step: the largest key, among equal ones the lowest token id, of all columns of all blocks of all ranks.
 //
 // Each block hands its candidate to every rank's mailbox, and every block reads all candidates from its own rank's: one trip, whatever the number
-// of ranks. A candidate is two words, each its own flag (sync/handover.hpp): key and id. A word is used once a launch. The two generations of a mailbox
-// take turns: launch L uses generation L % 2, and its rank clears the other one, which launch L - 1 has read and L + 1 will use. Ends of launches
-// order that within a rank, a fence between ranks (order_ranks).
+// of ranks. A candidate is two words, each its own flag (sync/handover.hpp): key and id. A word is used once a launch. The two generations of a
+// mailbox take turns: launch L uses generation L % 2, and its rank clears the other one, which launch L - 1 has read and L + 1 will use. Ends of
+// launches order that within a rank, a fence between ranks (order_ranks).
 #pragma once
 #include "sgl_lowlatency/stages/draft_noise.hpp"
 #include "sgl_lowlatency/stages/draft_state.hpp"

@@ -9,6 +9,26 @@ SGL_DEVICE float draft_temperature(const DraftSamplerParams& p, int32_t request)
   return p.greedy != 0 ? 0.0f : dialect::load_constant(p.step_temperatures + request);
 }
 
+// A line of a row of markov_w1 a lane, on its way into L2. Entry: all lanes of one warp.
+SGL_DEVICE void prefetch_latent(const DraftSamplerParams& p, int64_t token) {
+  constexpr int32_t kLineElements = 64;
+  const int32_t lane = dialect::thread_idx() % 32;
+  if (lane < abi::kMarkovRank / kLineElements) dialect::prefetch_l2(p.markov_w1 + token * abi::kMarkovRank + lane * kLineElements);
+}
+
+// An anchor outside the vocabulary ends the launch: it would read foreign memory. Entry: all consumer threads.
+SGL_DEVICE void check_anchors(const DraftSamplerParams& p, const DraftBlock& b) {
+SGL_NO_UNROLL
+  for (int32_t request = dialect::thread_idx() / 32; request < p.batch; request += abi::kNumConsumerWarps) {
+    const int64_t anchor = dialect::load_constant(p.anchor_tokens + request * p.anchor_stride);
+    if (anchor < 0 || anchor >= p.vocab) {
+      sync::raise_fault(p.fault, b.rank, abi::kFaultBadTokenId, 0, request, static_cast<uint32_t>(p.vocab), static_cast<uint32_t>(anchor),
+                        static_cast<uint64_t>(anchor));
+    }
+    prefetch_latent(p, anchor);
+  }
+}
+
 // The row of markov_w1 that the request's next step multiplies: 16 bytes a lane. Entry: all lanes of one warp. A consumer barrier must follow.
 SGL_DEVICE void load_latent(const DraftSamplerParams& p, const DraftShared& s, int32_t request, int32_t token) {
   static_assert(abi::kMarkovRank * 2 == 32 * 16, "a warp has a row");
@@ -21,7 +41,8 @@ SGL_DEVICE void load_latent(const DraftSamplerParams& p, const DraftShared& s, i
 // Entry: all consumer threads; the step before is chosen from. A consumer barrier must follow.
 SGL_DEVICE void fill_noise(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, int32_t step, uint32_t noise_offset) {
   const int32_t columns = p.max_units * abi::kUnitColumns;
-  const int32_t quads = b.units.count * abi::kUnitColumns / 4, first_quad = (p.ranks[b.local_rank].vocab_begin + b.units.begin * abi::kUnitColumns) / 4;
+  const int32_t quads = b.units.count * abi::kUnitColumns / 4;
+  const int32_t first_quad = (p.ranks[b.local_rank].vocab_begin + b.units.begin * abi::kUnitColumns) / 4;
 SGL_NO_UNROLL
   for (int32_t request = 0; request < p.batch; ++request) {
     if (draft_temperature(p, request) == 0.0f) continue;
@@ -123,7 +144,7 @@ SGL_UNROLL
         const int32_t of_rank = b.units.begin * abi::kUnitColumns + column, token = own.vocab_begin + of_rank;
         if (request >= p.batch || of_rank >= own.vocab_count) continue;
         float bias = product.sum(t, i);
-        if (!dialect::planted(dialect::Planted::kUnroundedBias)) bias = dialect::to_float(dialect::to_bf16(bias));
+        if (p.rounds_bias != 0 && !dialect::planted(dialect::Planted::kUnroundedBias)) bias = dialect::to_float(dialect::to_bf16(bias));
         float value = dialect::add_rounded(dialect::to_float(now.of[t][i]), bias);
         if (p.step_logits_type == abi::kStepLogitsBf16) value = dialect::to_float(dialect::to_bf16(value));
         float key = value;
@@ -153,10 +174,11 @@ SGL_UNROLL
 
 // All steps. Entry: all consumer threads, behind the LM head.
 template <int32_t kBatchTiles>
-SGL_DEVICE void run_draft_steps(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, const DraftMail& mail, uint32_t noise_offset) {
+SGL_DEVICE void run_draft_steps(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, const DraftMail& mail,
+                                uint32_t noise_offset) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   for (int32_t request = warp; request < p.batch; request += abi::kNumConsumerWarps) {
-    load_latent(p, s, request, static_cast<int32_t>(dialect::load_constant(p.anchor_tokens + request)));
+    load_latent(p, s, request, static_cast<int32_t>(dialect::load_constant(p.anchor_tokens + request * p.anchor_stride)));
   }
   fill_noise(p, s, b, 0, noise_offset);
   DraftBase<kBatchTiles> base = load_first_base<kBatchTiles>(p, b, 0);
@@ -169,8 +191,7 @@ SGL_NO_UNROLL
     for (int32_t request = warp; request < p.batch; request += abi::kNumConsumerWarps) {
       const Candidate own = best_of_warp(s.block()->best[request][lane % abi::kNumConsumerWarps]);
       mail.send(step, request, own);
-      // What the next step reads if this candidate wins, on its way into L2.
-      if (lane < abi::kMarkovRank * 2 / 128) dialect::prefetch_l2(p.markov_w1 + static_cast<int64_t>(own.id) * abi::kMarkovRank + lane * 64);
+      prefetch_latent(p, own.id);  // what the next step reads if this candidate wins
     }
     if (step + 1 < p.gamma) {  // while the candidates are on their way
       fill_noise(p, s, b, step + 1, noise_offset);
@@ -179,7 +200,9 @@ SGL_NO_UNROLL
 SGL_NO_UNROLL
     for (int32_t request = warp; request < p.batch; request += abi::kNumConsumerWarps) {
       const int32_t token = mail.receive(step, request);
-      if (lane == 0 && b.block == 0) dialect::store_plain(p.ranks[b.local_rank].draft_tokens + request * p.gamma + step, static_cast<int64_t>(token));
+      if (lane == 0 && b.block == 0) {
+        dialect::store_plain(p.ranks[b.local_rank].draft_tokens + request * p.gamma + step, static_cast<int64_t>(token));
+      }
       if (step + 1 < p.gamma && !dialect::planted(dialect::Planted::kKeptLatents)) load_latent(p, s, request, token);
     }
     if (!dialect::planted(dialect::Planted::kEarlyLatents)) sync_consumers();

@@ -31,7 +31,8 @@ SGL_DEVICE void close_draft(const DraftSamplerParams& p, const DraftBlock& b) {
   if (dialect::fetch_add_acq_rel_gpu(own.state->exit_ticket, 1u) != static_cast<uint32_t>(b.num_blocks - 1)) return;
   dialect::store_plain(own.state->exit_ticket, 0u);
   dialect::store_plain(own.state->launches, dialect::load_plain(own.state->launches) + 1u);
-  if (p.greedy == 0) dialect::store_plain(reinterpret_cast<uint64_t*>(own.noise_offset), dialect::load_plain(reinterpret_cast<uint64_t*>(own.noise_offset)) + 1u);
+  uint64_t* const noise_offset = reinterpret_cast<uint64_t*>(own.noise_offset);
+  if (p.greedy == 0) dialect::store_plain(noise_offset, dialect::load_plain(noise_offset) + 1u);
 }
 
 // Entry: all consumer threads, after the block's first barrier.
@@ -44,8 +45,9 @@ SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftSh
   uint32_t noise_offset = 0;
   if (p.greedy == 0) noise_offset = static_cast<uint32_t>(dialect::load_plain(reinterpret_cast<uint64_t*>(own.noise_offset)));
   if (dialect::planted(dialect::Planted::kStaleNoise)) --noise_offset;
-  mail.clear();
+  check_anchors(p, b);
   run_draft_head<kNTiles>(p, s);
+  mail.clear();
   run_draft_steps<kBatchTiles>(p, s, b, mail, noise_offset);
   close_draft(p, b);
 }
@@ -56,13 +58,6 @@ template <int32_t kNTiles, int32_t kBatchTiles>
 SGL_DEVICE void draft_sampler_body(const DraftSamplerParams& p) {
   const DraftShared s{p.shared};
   const int32_t thread = dialect::thread_idx();
-  if (thread < p.batch) {
-    const int64_t anchor = dialect::load_constant(p.anchor_tokens + thread);
-    if (anchor < 0 || anchor >= p.vocab) {
-      const uint64_t bad = static_cast<uint64_t>(dialect::load_constant(p.anchor_tokens + thread));
-      sync::raise_fault(p.fault, draft_block(p).rank, abi::kFaultBadTokenId, 0, thread, static_cast<uint32_t>(p.vocab), static_cast<uint32_t>(bad), bad);
-    }
-  }
   if (thread == kConsumerThreads) {
     for (int32_t i = 0; i < abi::kDraftStages; ++i) {
       dialect::mbarrier_init(s.full(i), 1);
