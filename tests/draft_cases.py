@@ -118,6 +118,19 @@ class Draft:
         """bf16 [batch, gamma, vocab] of the kernel, all ranks' together, on the CPU."""
         return torch.cat([self.sampler.base_logits(batch, i).cpu() for i in range(len(self.shards))], -1)
 
+    def base_figure(self, batch: int, inputs):
+        """The kernel's base logits through the numerics gate, against SGLang's layers in bf16: the norm in fp32, rounded, then a bf16 product."""
+        from sgl_lowlatency.reference import draft_sampler as oracle
+        from sgl_lowlatency.reference import gate
+
+        x = inputs[0]
+        if self.norm is not None:
+            wide = x.float()
+            x = (wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + self.eps) * self.norm.float()).bfloat16()
+        standard = torch.matmul(x.to(self.device), self.head.to(self.device).T).cpu()
+        wanted = oracle.base_logits(inputs[0], self.norm, self.eps, self.head)
+        return gate.figure("base_logits", self.base_logits(batch).flatten(0, 1), standard, wanted)
+
     def proposal(self, base: torch.Tensor, inputs, offset: int):
         """The oracle's, behind the given base logits."""
         from sgl_lowlatency.reference import draft_sampler as oracle

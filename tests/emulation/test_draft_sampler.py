@@ -8,8 +8,6 @@ import torch
 from draft_cases import Draft, hard_values, random_values, temperatures
 
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
-from sgl_lowlatency.reference import draft_sampler as oracle
-from sgl_lowlatency.reference import gate
 
 SHAPES = [  # hidden, vocab, gamma, max_batch, blocks a rank
     (64, 500, 1, 2, 3),
@@ -22,21 +20,6 @@ SHAPES = [  # hidden, vocab, gamma, max_batch, blocks a rank
 ]
 
 
-def standard_base_logits(hidden, norm, eps, head):
-    """As SGLang's layers compute them in bf16: the norm in fp32, rounded, then a bf16 product."""
-    x = hidden
-    if norm is not None:
-        x = hidden.float()
-        x = (x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps) * norm.float()).bfloat16()
-    return torch.matmul(x, head.T)
-
-
-def base_figure(draft, batch, inputs):
-    ours = draft.base_logits(batch).flatten(0, 1)
-    weights = (inputs[0], draft.norm, draft.eps, draft.head)
-    return gate.figure("base_logits", ours, standard_base_logits(*weights), oracle.base_logits(*weights))
-
-
 @pytest.mark.parametrize("kind", ["sampled", "sampled bf16", "greedy"])
 @pytest.mark.parametrize(("hidden", "vocab", "gamma", "max_batch", "blocks"), SHAPES)
 def test_every_batch(hidden, vocab, gamma, max_batch, blocks, kind):
@@ -46,7 +29,7 @@ def test_every_batch(hidden, vocab, gamma, max_batch, blocks, kind):
         draft.sampler.emulation.seed = batch
         inputs = draft.inputs(batch, batch)
         assert draft.run(batch, inputs) == [], batch
-        figure = base_figure(draft, batch, inputs)
+        figure = draft.base_figure(batch, inputs)
         assert figure.passed, f"{batch}: {figure}"
 
 

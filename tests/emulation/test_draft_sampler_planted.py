@@ -3,7 +3,6 @@
 import pytest
 import torch
 from draft_cases import Draft, random_values
-from test_draft_sampler import base_figure
 
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 
@@ -87,4 +86,4 @@ def test_a_skipped_norm_is_found_by_the_gate():
         draft = draft_of(planted)
         inputs = draft.inputs(4)
         assert draft.run(4, inputs) == []
-        assert base_figure(draft, 4, inputs).passed is passed
+        assert draft.base_figure(4, inputs).passed is passed

@@ -10,9 +10,6 @@ import pytest
 import torch
 from draft_cases import Draft, hard_values, random_values, temperatures
 
-from sgl_lowlatency.reference import draft_sampler as oracle
-from sgl_lowlatency.reference import gate
-
 SHAPES = [  # hidden, vocab, gamma, max_batch, ranks, blocks a rank
     (5120, 32320, 5, 4, 4, 33),  # DeepSeek-V4.1, a shard of TP4
     (5120, 129280, 5, 2, 1, 132),
@@ -27,12 +24,6 @@ def run(draft, batch, inputs):
     return draft.run(batch, inputs, torch.cuda.current_stream().cuda_stream)
 
 
-def standard_base_logits(hidden, norm, eps, head):
-    x = hidden.float()
-    x = (x * torch.rsqrt(x.square().mean(1, keepdim=True) + eps) * norm.float()).bfloat16()
-    return torch.matmul(x.cuda(), head.cuda().T).cpu()
-
-
 @pytest.mark.parametrize(("hidden", "vocab", "gamma", "max_batch", "ranks", "blocks"), SHAPES)
 def test_base_logits_tokens_and_step_logits(hidden, vocab, gamma, max_batch, ranks, blocks):
     """Against the oracle. Its noise comes from the CPU's logarithms: keys may differ in their last bits, which these inputs do not notice."""
@@ -40,8 +31,7 @@ def test_base_logits_tokens_and_step_logits(hidden, vocab, gamma, max_batch, ran
     for batch in {1, (max_batch + 1) // 2, max_batch}:
         inputs = draft.inputs(batch, batch)
         assert run(draft, batch, inputs) == [], batch
-        weights = (inputs[0], draft.norm, draft.eps, draft.head)
-        figure = gate.figure("base_logits", draft.base_logits(batch).flatten(0, 1), standard_base_logits(*weights), oracle.base_logits(*weights))
+        figure = draft.base_figure(batch, inputs)
         assert figure.passed, f"{batch}: {figure}"
 
 
