@@ -63,19 +63,22 @@ class Draft:
                  head=None, biased=True, fused_greedy=False):  # fmt: skip
         from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, DraftPeer, DraftSampler, DraftShard, DraftWeights
 
-        generator = torch.Generator().manual_seed(seed)
+        self.device = torch.device(device)
+        generator = torch.Generator(self.device).manual_seed(seed)
 
-        def random(*shape, std=1.0):
-            values = torch.randn(*shape, generator=generator) * std
-            return (values.mul(4).round().clamp(-8, 8).div(16) if exact else values).bfloat16()
+        def random(*shape):
+            values = torch.randn(*shape, generator=generator, device=self.device)
+            return (values.mul(4).round().clamp(-8, 8).div(16) if exact else values).bfloat16().cpu()
 
         self.gamma, self.hidden, self.vocab, self.key, self.greedy, self.step_dtype = gamma, hidden, vocab, key, greedy, step_dtype
-        self.device, self.fused_greedy = torch.device(device), fused_greedy
+        self.fused_greedy = fused_greedy
         self.w1, self.w2 = random(vocab, MARKOV_RANK), random(vocab, MARKOV_RANK)
         if not biased:
             self.w1.zero_()
-        self.head = (torch.randn(vocab, hidden, generator=generator) * 3 * hidden**-0.5).bfloat16() if head is None else head
-        self.norm = (1 + 0.2 * torch.randn(hidden, generator=generator)).bfloat16() if norm else None
+        if head is None:
+            head = (torch.randn(vocab, hidden, generator=generator, device=self.device) * 3 * hidden**-0.5).bfloat16()
+        self.head = head.to(self.device)
+        self.norm = (1 + 0.2 * torch.randn(hidden, generator=generator, device=self.device)).bfloat16() if norm else None
         self.eps = 1e-6
         self.max_batch, self.num_ranks = max_batch, num_ranks
         parts = split(vocab, num_ranks)
@@ -83,14 +86,14 @@ class Draft:
         rows = parts[0][1] if num_ranks > 1 else -(-vocab // 64) * 64
         self.shards = []
         for begin, count in (parts[rank] for rank in kept):
-            head = torch.full((rows, hidden), float("nan"), dtype=torch.bfloat16)  # padding must not be read into anything
+            head = torch.full((rows, hidden), float("nan"), dtype=torch.bfloat16, device=self.device)  # padding must not be read into anything
             head[:count] = self.head[begin : begin + count]
             logits = None if greedy else torch.full((max_batch, gamma, vocab), -777.0, dtype=step_dtype, device=self.device)
             w2 = self.w2[begin : begin + count].clone().to(self.device)
             tokens, offset = torch.full((max_batch * gamma,), -7, device=self.device), torch.tensor([5], device=self.device)
-            self.shards.append(DraftShard(begin, head.to(self.device), w2, tokens, offset, logits))
+            self.shards.append(DraftShard(begin, head, w2, tokens, offset, logits))
         self._absent = {rank: torch.full((1 << 20,), 0xFF, dtype=torch.uint8, device=self.device) for rank in range(num_ranks) if rank not in kept}
-        weights = DraftWeights(self.w1.to(self.device), None if self.norm is None else self.norm.to(self.device), self.eps)
+        weights = DraftWeights(self.w1.to(self.device), self.norm, self.eps)
         self.sampler = DraftSampler(
             weights, self.shards, gamma, max_batch, self.device, blocks_per_rank, deadline_s, step_dtype, key, kept[0],
             {rank: DraftPeer(memory.data_ptr(), 0 if greedy else memory.data_ptr()) for rank, memory in self._absent.items()},
@@ -123,12 +126,12 @@ class Draft:
         from sgl_lowlatency.reference import draft_sampler as oracle
         from sgl_lowlatency.reference import gate
 
-        x = inputs[0]
+        hidden = x = inputs[0].to(self.device)
         if self.norm is not None:
             wide = x.float()
             x = (wide * torch.rsqrt(wide.square().mean(1, keepdim=True) + self.eps) * self.norm.float()).bfloat16()
-        standard = torch.matmul(x.to(self.device), self.head.to(self.device).T).cpu()
-        wanted = oracle.base_logits(inputs[0], self.norm, self.eps, self.head)
+        standard = torch.matmul(x, self.head.T).cpu()
+        wanted = torch.cat([oracle.base_logits(hidden, self.norm, self.eps, part).cpu() for part in self.head.split(16384)], -1)
         return gate.figure("base_logits", self.base_logits(batch).flatten(0, 1), standard, wanted)
 
     def proposal(self, base: torch.Tensor, inputs, offset: int):
