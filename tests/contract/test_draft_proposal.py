@@ -1,4 +1,4 @@
-"""SGLang's draft sampler with and without the plugin's proposal, on a dense DSpark draft: tokens, step logits, noise, and what keeps SGLang's proposal.
+"""SGLang's draft sampler with and without the plugin's proposal, on a dense DSpark draft: tokens, step logits, noise, and what keeps its own.
 
 The draft has SGLang's own classes and no layers. The LM head gives hidden states that pick one of its columns, and the Markov weights have few bits:
 no order of adding matters, and the comparison is of bits.
@@ -152,7 +152,8 @@ def test_a_draft_that_the_kernel_does_not_know_keeps_sglangs_proposal(model, cha
     assert reason in draft_reasons(model)
     proposal = proposal_of(model)
     with caplog.at_level("INFO"):
-        steps = proposal.draft_sampler(gamma=GAMMA, max_bs=3, greedy_draft=True, noise=None, draft_tokens=None, step_logits=None, step_temperatures=None)
+        buffers = dict.fromkeys(("noise", "draft_tokens", "step_logits", "step_temperatures"))
+        steps = proposal.draft_sampler(gamma=GAMMA, max_bs=3, greedy_draft=True, **buffers)
     assert [steps(bs) for bs in range(1, 4)] == [None] * 3 and proposal.sampler is None
     assert f"the draft keeps SGLang's proposal:\n  - {reason}" in caplog.text
 

@@ -68,8 +68,8 @@ class DraftSampler:
 
     shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on
     blocks_per_rank blocks, as every rank has. peers: the other ranks', by rank. step_dtype: float32, or bfloat16 for drafts whose step logits are
-    bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be
-    resident on the GPU.
+    bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of
+    every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class DraftSampler:
         """Drafts gamma tokens for each of `batch` requests into every shard's draft_tokens, row after row.
 
         hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any stride.
-        step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy, writes step_logits of
-        requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor that does not fit; on
-        the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see fault().
+        step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy, writes
+        step_logits of requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor that does
+        not fit; on the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see fault().
         """
         if batch not in self._params:
             raise ValueError(f"batch {batch} is outside 1..{self.max_batch}")

@@ -94,8 +94,8 @@ def propose(
     """The gamma steps behind given base logits.
 
     base: bf16 [batch, gamma, vocab]. anchors: int64 [batch]. markov_w1, markov_w2: [vocab, rank] bf16. temperatures: float32 [batch], 0 for arg-max;
-    all 0 is a greedy draft. step_dtype: float32, or bfloat16: base plus bias are rounded to it before the choice. rounds_bias: to bf16, as products of
-    SGLang's are; else to float32, as in its fused greedy step (MarkovGreedyStep).
+    all 0 is a greedy draft. step_dtype: float32, or bfloat16: base plus bias are rounded to it before the choice. rounds_bias: to bf16, as products
+    of SGLang's are; else to float32, as in its fused greedy step (MarkovGreedyStep).
     """
     previous, tokens, logits, all_keys = anchors, [], [], []
     for step in range(base.shape[1]):

@@ -1,7 +1,8 @@
 """The spec of dense DSpark drafts on NVIDIA: their layers keep SGLang's forward, their proposals are draft_sampler's.
 
-SGLang finds it when it loads the draft of a server whose target has a spec of ours; a reason would end that server, so there is none: a draft or a
-setting that the kernel does not serve keeps SGLang's proposal (guard/draft.py). DeepseekV4ForCausalLMDSpark belongs to a target that has no spec here.
+SGLang finds it when it loads the draft of a server whose target has a spec of ours; a reason would end that server, so there is none: a draft
+or a setting that the kernel does not serve keeps SGLang's proposal (guard/draft.py). DeepseekV4ForCausalLMDSpark belongs to
+a target that has no spec here.
 """
 
 from __future__ import annotations
