@@ -104,12 +104,13 @@ void copy_stage(const BulkCopy& copy) {
   const int32_t part_rows = abi::kTileRows / abi::tile_parts(matrix.num_parts);
   const int64_t row_bytes = static_cast<int64_t>(matrix.k_extent) * matrix.element_bytes;
   for (int32_t row = 0; row < abi::kTileRows; ++row) {
+    const bool is_beyond = matrix.num_parts == 1 && copy.row + row >= matrix.num_rows;
     const int64_t from = static_cast<int64_t>(copy.part + row / part_rows) * (matrix.num_rows / matrix.num_parts) + copy.row + row % part_rows;
     for (int32_t chunk = 0; chunk < abi::kStageChunks; ++chunk) {
       const int64_t at = static_cast<int64_t>(copy.chunk + chunk) * abi::kChunkBytes;
       for (int32_t j = 0; j < kChunkLines; ++j) {
         char* const to = copy.shared + abi::stage_offset(chunk, row, j);
-        if (at >= row_bytes) {
+        if (at >= row_bytes || is_beyond) {
           std::memset(to, 0, kLineBytes);
         } else {
           std::memcpy(to, static_cast<const char*>(matrix.weight) + from * row_bytes + at + j * static_cast<int64_t>(kLineBytes), kLineBytes);
@@ -239,7 +240,8 @@ void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t pa
   const int32_t parts = abi::tile_parts(matrix.num_parts), part_rows = abi::kTileRows / parts, num_rows = matrix.num_rows / matrix.num_parts;
   if ((static_cast<char*>(shared) - block.shared) % abi::kStageAlignment != 0) misuse("load_stage: the stage is not at a multiple of 1024 bytes");
   const bool is_part = part >= 0 && part % parts == 0 && part < matrix.num_parts;
-  if (row < 0 || row + part_rows > num_rows || !is_part || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
+  const bool is_row = row >= 0 && (matrix.num_parts == 1 ? row < num_rows : row + part_rows <= num_rows);
+  if (!is_row || !is_part || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
     misuse("load_stage: row " + std::to_string(row) + ", part " + std::to_string(part) +
            ", chunk " + std::to_string(chunk) + " is outside the matrix");
   }

@@ -14,11 +14,13 @@ void check_weight_matrix(const abi::WeightMatrix& m) {
   require(m.weight != nullptr && reinterpret_cast<uintptr_t>(m.weight) % 16 == 0, "its address is null or not a multiple of 16");
   require(m.num_parts == 1 || (m.num_parts > 0 && m.num_parts % 2 == 0),
           "num_parts " + std::to_string(m.num_parts) + " is neither 1 nor a positive even number");
-  require(m.num_rows > 0 && m.num_rows % abi::kTileRows == 0,
-          "num_rows " + std::to_string(m.num_rows) + " is not a positive multiple of " + std::to_string(abi::kTileRows));
+  require(m.num_rows > 0 && (m.num_parts == 1 || m.num_rows % abi::kTileRows == 0),
+          "num_rows " + std::to_string(m.num_rows) + " is not " +
+              (m.num_parts == 1 ? "positive" : "a positive multiple of " + std::to_string(abi::kTileRows)));
   const int32_t tile_rows = abi::kTileRows / abi::tile_parts(m.num_parts);
-  require(m.num_rows % (m.num_parts * tile_rows) == 0,
-          std::to_string(m.num_parts) + " equal parts of num_rows " + std::to_string(m.num_rows) + " are no multiples of " + std::to_string(tile_rows) + " rows");
+  require(m.num_parts == 1 || m.num_rows % (m.num_parts * tile_rows) == 0,
+          std::to_string(m.num_parts) + " equal parts of num_rows " + std::to_string(m.num_rows) + " are no multiples of " +
+              std::to_string(tile_rows) + " rows");
   require(m.element_bytes == 1 || m.element_bytes == 2, "element_bytes " + std::to_string(m.element_bytes) + " is not 1 or 2");
   const int32_t chunk_k = abi::chunk_k(m.element_bytes);
   require(m.k_extent > 0 && m.k_extent % chunk_k == 0, "k_extent " + std::to_string(m.k_extent) + " is not a positive multiple of " + std::to_string(chunk_k));

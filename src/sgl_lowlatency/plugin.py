@@ -16,6 +16,11 @@ NVIDIA_SPECS = {
     "Qwen3ForCausalLM": "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC",
     "Qwen3MoeForCausalLM": "sgl_lowlatency.specs.nvidia.qwen3_moe:QWEN3_MOE_SPEC",
 }
+# The same of draft models, which SGLang looks up when it loads the draft of a served target.
+NVIDIA_DRAFT_SPECS = {
+    "DSparkDraftModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
+    "Qwen3DSparkModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
+}
 
 
 def register_nvidia() -> None:
@@ -29,7 +34,7 @@ def register_nvidia() -> None:
 
     from sgl_lowlatency import config
 
-    for architecture, path in NVIDIA_SPECS.items():
+    for architecture, path in (NVIDIA_SPECS | NVIDIA_DRAFT_SPECS).items():
         register(architecture=architecture, path=path)
     if config.get().emulate:
         from sgl_lowlatency.runtime import emulated_device

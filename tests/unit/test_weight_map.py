@@ -20,8 +20,8 @@ def test_a_map_is_128_bytes_a_matrix_in_order():
     [
         ((0, 32, 128, 1, 2), "address is null or not a multiple of 16"),
         ((ADDRESS + 2, 32, 128, 1, 1), "address is null or not a multiple of 16"),
-        ((ADDRESS, 24, 128, 1, 2), "num_rows 24 is not a positive multiple of 16"),
-        ((ADDRESS, 0, 128, 1, 2), "num_rows 0 is not a positive multiple of 16"),
+        ((ADDRESS, 24, 128, 2, 2), "num_rows 24 is not a positive multiple of 16"),
+        ((ADDRESS, 0, 128, 1, 2), "num_rows 0 is not positive"),
         ((ADDRESS, 32, 96, 1, 2), "k_extent 96 is not a positive multiple of 64"),
         ((ADDRESS, 32, 192, 1, 1), "k_extent 192 is not a positive multiple of 128"),
         ((ADDRESS, 32, 128, 1, 4), "element_bytes 4 is not 1 or 2"),

@@ -32,6 +32,24 @@ class BitmapRoutingFault(RuntimeError):
     """The same of bitmap_routing."""
 
 
+class DraftSamplerFault(RuntimeError):
+    """A draft_sampler launch that ended itself; the message is describe_draft_fault's."""
+
+
+def describe_draft_fault(record) -> str:
+    """As describe_fault, of a record that draft_sampler left."""
+    kind = _KIND_NAMES[record.kind]
+    block = f"draft_sampler stopped: rank {record.rank}, SM {record.sm}, block {record.block}"
+    if kind == "bad_token_id":
+        signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns
+        return f"{block}: request {record.edge} has anchor token {signed}, outside 0..{record.expected - 1} (the vocabulary size)"
+    waited = f"{block} waited {record.waited_ns / 1e9:.2f} s"
+    if kind in ("ring_full", "ring_empty"):
+        return f"{waited} for {'weights to arrive in' if kind == 'ring_full' else 'the consumers to free'} ring stage {record.edge}"
+    rank, missed = divmod(record.seen, record.expected)
+    return f"{waited} for block {missed} of rank {rank} to answer in step {record.layer} for request {record.edge}"
+
+
 def describe_fault(record) -> str:
     """One line for an operator: which rank, SM, block and layer waited for what, or which input was out of range."""
     kind = _KIND_NAMES[record.kind]

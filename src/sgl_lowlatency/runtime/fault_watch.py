@@ -31,17 +31,18 @@ def end_server() -> None:
 
 
 class FaultWatch:
-    """Polls `fault` (the record, or None) on a daemon thread; prints it once, then calls `acknowledge`."""
+    """Polls `fault` (the record, or None) on a daemon thread; prints it once, as `describe` words it, then calls `acknowledge`."""
 
     def __init__(
         self,
         fault: Callable[[], Any],
         acknowledge: Callable[[], None],
         *,
+        describe: Callable[[Any], str] = describe_fault,
         exit_grace_s: float = EXIT_GRACE_S,
         on_overdue: Callable[[], None] = end_server,
     ):
-        self._fault, self._acknowledge = fault, acknowledge
+        self._fault, self._acknowledge, self._describe = fault, acknowledge, describe
         self._exit_grace_s, self._on_overdue = exit_grace_s, on_overdue
         self._thread = threading.Thread(target=self._run, name="sgl-lowlatency-fault-watch", daemon=True)
 
@@ -51,7 +52,7 @@ class FaultWatch:
     def _run(self) -> None:
         while (record := self._fault()) is None:
             time.sleep(POLL_INTERVAL_S)
-        logger.critical("%s. The server cannot go on and exits.", describe_fault(record))
+        logger.critical("%s. The server cannot go on and exits.", self._describe(record))
         self._acknowledge()
         time.sleep(self._exit_grace_s)
         self._on_overdue()

@@ -15,7 +15,7 @@ SGL_ABI_FUNCTION int32_t chunk_k(int32_t element_bytes) { return kChunkBytes / e
 
 // A row-major matrix [num_rows, k_extent] of elements of 2 bytes (bf16) or 1 (FP8) in num_parts equal parts of rows: one, or an even number. A
 // tile is 16 consecutive rows of the only part, or 8 rows of part 2 i and the 8 rows of part 2 i + 1 at the same place: of gate and of up, the
-// same neurons.
+// same neurons. The only part may end within a tile: rows beyond it read as zeros, as columns past K do.
 struct WeightMatrix {
   const void* weight;  // aligned to 16 bytes
   int32_t num_rows;

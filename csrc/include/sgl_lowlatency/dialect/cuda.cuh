@@ -106,6 +106,13 @@ SGL_DEVICE void clear_words(uint32_t* p) {
   const uint32_t clear[4] = {abi::kUnwritten, abi::kUnwritten, abi::kUnwritten, abi::kUnwritten};
   store_words(p, clear);
 }
+SGL_DEVICE void load_words_system(uint32_t (&w)[2], const uint32_t* p) {
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
+}
+SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[2]) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+SGL_DEVICE void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 SGL_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 SGL_DEVICE uint32_t load_acquire_gpu(const uint32_t* p) {
   uint32_t v;
@@ -168,6 +175,13 @@ SGL_DEVICE void load_stage(void* shared, const abi::WeightMap* map, int32_t row,
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(
                    shared_address(shared)), "l"(map), "r"(0), "r"(row), "r"(part), "r"(chunk), "r"(shared_address(bar)), "l"(kEvictFirst) : "memory");
 }
+// L2 evict-last: read again a few microseconds later.
+constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+SGL_DEVICE void load_stage_again(void* shared, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk, uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::
+          "r"(shared_address(shared)), "l"(map), "r"(0), "r"(row), "r"(part), "r"(chunk), "r"(shared_address(bar)), "l"(kEvictLast) : "memory");
+}
 SGL_DEVICE void prefetch_map(const abi::WeightMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 SGL_DEVICE void bulk_load(void* shared, const void* global, int32_t bytes, uint64_t* bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
@@ -213,6 +227,16 @@ SGL_DEVICE int32_t popcount(uint32_t x) { return __popc(x); }
 SGL_DEVICE float exp2(float x) { return exp2f(x); }
 SGL_DEVICE float rsqrt(float x) { return rsqrtf(x); }
 SGL_DEVICE float divide(float a, float b) { return __fdividef(a, b); }
+SGL_DEVICE float divide_full(float a, float b) {
+  float y;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
+SGL_DEVICE float add_rounded(float a, float b) { return __fadd_rn(a, b); }
+SGL_DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
+SGL_DEVICE float log(float x) { return ::logf(x); }
+SGL_DEVICE float log1p(float x) { return ::log1pf(x); }
+SGL_DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 SGL_DEVICE uint64_t timer_ns() {
   uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");

@@ -145,6 +145,10 @@ SGL_DEVICE void store_words(uint32_t* address, const uint32_t (&w)[N]) {
 }
 void clear_words(uint32_t* address);
 void fence_acq_rel_gpu();
+// The emulated machine has no scope wider than the launch.
+SGL_DEVICE void load_words_system(uint32_t (&w)[2], const uint32_t* address) { load_words(w, address); }
+SGL_DEVICE void store_words_system(uint32_t* address, const uint32_t (&w)[2]) { store_words(address, w); }
+SGL_DEVICE void fence_acq_rel_system() { fence_acq_rel_gpu(); }
 
 SGL_DEVICE void prefetch_l2(const void*) {}  // a hint: nothing to see
 void copy_async_16(void* shared, const void* global);
@@ -164,6 +168,9 @@ void mbarrier_arrive_expect_bytes(uint64_t* mbarrier, uint32_t bytes);
 bool mbarrier_test(uint64_t* mbarrier, uint32_t parity);
 void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* mbarrier);
 void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk, uint64_t* mbarrier);
+SGL_DEVICE void load_stage_again(void* shared, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk, uint64_t* mbarrier) {
+  load_stage(shared, map, row, part, chunk, mbarrier);
+}
 SGL_DEVICE void prefetch_map(const abi::WeightMap*) {}  // a hint: nothing to see
 
 void ldmatrix_x4(uint32_t (&r)[4], const void* shared_row);
@@ -192,6 +199,12 @@ SGL_DEVICE int32_t popcount(uint32_t value) { return __builtin_popcount(value); 
 SGL_DEVICE float exp2(float value) { return ::exp2f(value); }
 SGL_DEVICE float rsqrt(float value) { return 1.0f / ::sqrtf(value); }
 SGL_DEVICE float divide(float a, float b) { return a / b; }
+SGL_DEVICE float divide_full(float a, float b) { return a / b; }
+SGL_DEVICE float add_rounded(float a, float b) { return a + b; }
+SGL_DEVICE float multiply_rounded(float a, float b) { return a * b; }
+SGL_DEVICE float log(float x) { return ::logf(x); }
+SGL_DEVICE float log1p(float x) { return ::log1pf(x); }
+SGL_DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32); }
 
 // One launch at a time: the previous one is over, and the next one comes when this one is.
 SGL_DEVICE void await_previous_launch() {}

@@ -32,6 +32,13 @@ enum class Planted : int32_t {
   kUnweightedExpert = 24,  // MoE: an expert's output is added without the row's weight
   kUnroundedLogits = 25,   // MoE: router logits are cut to bf16 instead of rounded: other experts tie
   kNextExpert = 26,        // MoE: down reads the matrix of the expert behind the one that is chosen
+  kStaleNoise = 27,        // draft: noise of the block before
+  kNoiseOfNextRow = 28,    // draft: a request gets the noise of the request behind it
+  kDroppedUnit = 29,       // draft: the last columns of a block's share take no part in the choice
+  kLatePeer = 30,          // draft: the last block of the last rank answers late, within the deadline: no bug, all must go well
+  kUnroundedBias = 31,     // draft: the bias keeps fp32
+  kKeptLatents = 32,       // draft: every step has the latents of the anchor
+  kEarlyLatents = 33,      // draft: no barrier between a step's tokens and the next step
 };
 
 }  // namespace sgl_lowlatency::dialect
