@@ -261,9 +261,10 @@ void bind_bitmap_routing(py::module_& m) {
 void bind_emulation(py::module_& m) {
   py::class_<emulation::Race>(m, "Race")
       .def_property_readonly("kind", [](const emulation::Race& r) { return std::string(emulation::name(r.kind)); })
+      .def_property_readonly("missing", [](const emulation::Race& r) { return std::string(emulation::name(r.missing)); })
 #define SGL_FIELD(name) .def_readonly(#name, &emulation::Race::name)
       SGL_FIELD(region) SGL_FIELD(offset) SGL_FIELD(bytes) SGL_FIELD(first_block) SGL_FIELD(first_warp) SGL_FIELD(first_lane)
-      SGL_FIELD(second_block) SGL_FIELD(second_warp) SGL_FIELD(second_lane) SGL_FIELD(stale);
+      SGL_FIELD(second_block) SGL_FIELD(second_warp) SGL_FIELD(second_lane) SGL_FIELD(stale) SGL_FIELD(first_rank) SGL_FIELD(second_rank);
 #undef SGL_FIELD
   py::class_<emulation::Report>(m, "EmulationReport")
       .def_property_readonly("status", [](const emulation::Report& r) { return std::string(emulation::name(r.status)); })

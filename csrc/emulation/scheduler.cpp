@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "machine.hpp"
 
@@ -21,7 +22,7 @@ constexpr uint64_t kSliceNs = 64;          // virtual time of one scheduler choi
 constexpr uint64_t kFirstIdleNs = 1'000;   // a jump of time when only pollers are left is this or a part of the idle time
 constexpr uint64_t kIdleParts = 256;       // so far: far deadlines come quickly, and are overrun by little
 constexpr uint32_t kWakePollerOneIn = 64;  // pollers also look again for no reason
-constexpr size_t kRedZoneBytes = 128;      // poisoned memory behind every block's shared memory
+constexpr int32_t kSlowTries = 16;         // choices in which a slow rank may be passed over
 
 void run(Lane& next, Fiber& from) {
   machine->current = &next;
@@ -50,6 +51,7 @@ void lane_exited(Lane& lane) {
   if (warp.exited != kAllLanes) return;
   --machine->live_warps;
   --block.live_warps;
+  if (--block.rank->live_warps == 0) machine->kernel_done = block.rank;
   check_barriers_can_complete(block);
   if (block.live_warps == 0 && block.bulk_in_flight != 0) {
     misuse("block exits with " + std::to_string(block.bulk_in_flight) + " bulk loads in flight");
@@ -59,7 +61,8 @@ void lane_exited(Lane& lane) {
 void fiber_entry() {
   std::string error;
   try {
-    machine->body();
+    const RankState& rank = *machine->current->warp->block->rank;
+    rank.program.kernels[rank.next_kernel - 1].body();
   } catch (const std::exception& exception) {
     error = std::string("exception in the kernel: ") + exception.what();
   } catch (...) {
@@ -76,6 +79,9 @@ class Scheduler {
   explicit Scheduler(Machine& m) : m_(m), starvation_(choose_starvation(m)) {}
 
   void run_all() {
+    for (const auto& rank : m_.ranks) {
+      if (!rank->program.kernels.empty()) start_kernel(*rank);
+    }
     while (m_.live_warps > 0 && m_.report.status == Status::kOk) {
       if (!m_.bulk_copies.empty() && m_.random.one_in(m_.bulk_one_in)) finish_some_bulk_copies();
       if (!m_.copying_lanes.empty() && m_.random.one_in(m_.bulk_one_in)) finish_some_async_copies();
@@ -84,6 +90,7 @@ class Scheduler {
       }
       if (!m_.run_list.empty()) {
         run_slice(pick());
+        if (m_.kernel_done != nullptr) finish_kernel(*std::exchange(m_.kernel_done, nullptr));
       } else if (!m_.bulk_copies.empty()) {
         finish_some_bulk_copies();
       } else if (!idle()) {
@@ -109,20 +116,37 @@ class Scheduler {
 
   bool allowed(const Warp& warp) const {
     switch (starvation_) {
-      case Starvation::kStarveBlock: return static_cast<uint32_t>(warp.block->idx) != victim_;
+      case Starvation::kStarveBlock: return !is_victim(*warp.block);
       case Starvation::kStarveWarp: return warp.idx != victim_;
-      case Starvation::kFavourBlock: return static_cast<uint32_t>(warp.block->idx) == victim_;
+      case Starvation::kFavourBlock: return is_victim(*warp.block);
       default: return true;
     }
+  }
+  // Of several ranks, a whole one every other time.
+  bool is_victim(const Block& block) const {
+    if (victim_is_rank_) return static_cast<uint32_t>(block.rank->idx) == victim_;
+    return block.range.own_begin <= victim_ && victim_ < block.range.own_end;
+  }
+  // Passes over warps of slow ranks as often as they ask for.
+  size_t choose() {
+    const uint32_t size = static_cast<uint32_t>(m_.run_list.size());
+    size_t pos = m_.random.below(size);
+    for (int32_t i = 0; m_.has_ranks() && i < kSlowTries; ++i) {
+      const uint32_t slowness = m_.run_list[pos]->block->rank->program.slowness;
+      if (slowness == 1 || m_.random.one_in(slowness)) break;
+      pos = m_.random.below(size);
+    }
+    return pos;
   }
 
   size_t pick() {
     const uint32_t size = static_cast<uint32_t>(m_.run_list.size());
-    const uint32_t first = m_.random.below(size);
+    const uint32_t first = static_cast<uint32_t>(choose());
     if (starvation_ == Starvation::kNone || starvation_ == Starvation::kBySeed) return first;
     if (stretch_ == 0) {
       stretch_ = 16u << m_.random.below(10);
-      victim_ = m_.random.below(static_cast<uint32_t>(starvation_ == Starvation::kStarveWarp ? m_.warps.size() : m_.blocks.size()));
+      victim_is_rank_ = m_.has_ranks() && starvation_ != Starvation::kStarveWarp && m_.random.one_in(2);
+      victim_ = m_.random.below(static_cast<uint32_t>(victim_is_rank_ ? m_.ranks.size() : m_.warps.size()));
     }
     --stretch_;
     for (uint32_t i = 0; i < size; ++i) {
@@ -136,10 +160,11 @@ class Scheduler {
     Warp& warp = *m_.run_list[pos];
     const uint64_t choice = m_.random.next();
     warp.descending = (choice & 1) != 0;
-    m_.now_ns += kSliceNs;
+    m_.now_ns += kSliceNs * warp.block->rank->program.slowness;
     ++m_.report.slices;
     run(next_lane(warp, static_cast<int32_t>((choice >> 1) & 31), warp.runnable), m_.scheduler);
     m_.current = nullptr;
+    if (m_.trapping != nullptr) return kill_rank(*std::exchange(m_.trapping, nullptr));
     if (warp.runnable != 0) return;
     const uint32_t looking_again = warp.polling == 0 ? 0 : lanes_with_news(warp);
     if (looking_again != 0) {
@@ -181,7 +206,8 @@ class Scheduler {
 
   Machine& m_;
   Starvation starvation_;
-  uint32_t victim_ = 0;
+  uint32_t victim_ = 0;  // a rank or a warp
+  bool victim_is_rank_ = false;
   uint32_t stretch_ = 0;
   uint64_t idle_total_ns_ = 0;
 };
@@ -199,27 +225,30 @@ struct Storage {
       shared_bytes = shared ? bytes : 0;
       if (!shared) throw std::bad_alloc();
     }
-    std::memset(shared.get(), kPoisonByte, bytes);
     return shared.get();
   }
 };
 
-// Every block's shared memory begins at a multiple of kStageAlignment, as on the GPU.
-size_t shared_stride(size_t shared_bytes) {
-  return (shared_bytes + kRedZoneBytes + abi::kStageAlignment - 1) / abi::kStageAlignment * abi::kStageAlignment;
+Storage& storage() {
+  static Storage kept;
+  return kept;
 }
 
-void check_red_zones(const Machine& m, Report& report) {
-  const size_t begin = m.shared_bytes, end = shared_stride(m.shared_bytes);
-  for (const auto& block : m.blocks) {
-    for (size_t i = begin; i < end; ++i) {
-      if (static_cast<unsigned char>(block->shared[i]) == kPoisonByte) continue;
-      report.status = Status::kMisuse;
-      report.message = "block " + std::to_string(block->idx) + " wrote shared byte " + std::to_string(i) + " of " +
-                       std::to_string(m.shared_bytes);
-      return;
-    }
+void check(const Kernel& kernel) {
+  if (kernel.grid < 1 || kernel.grid > 1024) throw std::invalid_argument("emulation: grid must be 1..1024");
+  if (kernel.block_threads < kWarpSize || kernel.block_threads > 1024 || kernel.block_threads % kWarpSize != 0) {
+    throw std::invalid_argument("emulation: block_threads must be a multiple of 32, at most 1024");
   }
+  if (kernel.shared_bytes > (size_t{1} << 20)) throw std::invalid_argument("emulation: shared_bytes above 1 MiB");
+}
+
+// "trap", and of several ranks whose.
+std::string traps_of(const Machine& m) {
+  std::string text;
+  for (const auto& rank : m.ranks) {
+    if (rank->trapped) text += (text.empty() ? "trap of rank " : ", ") + std::to_string(rank->idx);
+  }
+  return text;
 }
 
 thread_local bool thread_is_launching = false;
@@ -240,48 +269,36 @@ struct Running {
 
 }  // namespace
 
-Machine::Machine(const Options& launch_options, const std::function<void()>& launch_body, Report& launch_report, int grid,
-                 int block_threads, size_t launch_shared_bytes, char* shared)
+Machine::Machine(const std::vector<Rank>& programs, const Options& launch_options, Report& launch_report, uint32_t num_warps)
     : options(launch_options),
-      body(launch_body),
       report(launch_report),
       random(launch_options.seed),
-      shared_bytes(launch_shared_bytes),
-      lanes(static_cast<size_t>(grid) * block_threads),
+      lanes(static_cast<size_t>(num_warps) * kWarpSize),
       global(launch_options.regions),
-      released(static_cast<size_t>(grid) * block_threads / kWarpSize),
-      live_warps(static_cast<uint32_t>(grid) * block_threads / kWarpSize),
+      released(num_warps),
+      system_released(num_warps),
       now_ns(kStartNs) {
-  const uint32_t warps_per_block = static_cast<uint32_t>(block_threads / kWarpSize);
   static constexpr uint32_t kStale[4] = {4, 8, 12, 15};
   static constexpr uint32_t kBulk[4] = {1, 4, 16, 128};
   stale_sixteenths = kStale[random.below(4)];
   bulk_one_in = kBulk[random.below(4)];
-  for (int32_t b = 0; b < grid; ++b) {
-    blocks.push_back(std::make_unique<Block>());
-    Block& block = *blocks.back();
-    block.idx = b;
-    block.shared = shared + static_cast<size_t>(b) * shared_stride(shared_bytes);
-    block.range = {b * warps_per_block, (b + 1) * warps_per_block, 0};
-    block.live_warps = static_cast<int32_t>(warps_per_block);
-    block.granules.resize(shared_bytes / kLineBytes + 1);
-    for (uint32_t w = 0; w < warps_per_block; ++w) {
-      warps.push_back(std::make_unique<Warp>(live_warps));
-      Warp& warp = *warps.back();
-      warp.block = &block;
-      warp.idx_in_block = w;
-      warp.idx = b * warps_per_block + w;
-      warp.lanes = &lanes[static_cast<size_t>(warp.idx) * kWarpSize];
-      run_list.push_back(&warp);
-      for (int32_t l = 0; l < kWarpSize; ++l) {
-        Lane& lane = warp.lanes[l];
-        lane.warp = &warp;
-        lane.idx = l;
-        lane.bit = 1u << l;
-        lane.identity = {static_cast<int32_t>(w) * kWarpSize + l, b, grid, block.shared};
-      }
+  for (const Rank& program : programs) ranks.push_back(std::make_unique<RankState>(RankState{program, static_cast<int32_t>(ranks.size())}));
+  for (uint32_t w = 0; w < num_warps; ++w) {
+    warps.push_back(std::make_unique<Warp>(num_warps));
+    Warp& warp = *warps.back();
+    warp.idx = w;
+    warp.lanes = &lanes[static_cast<size_t>(w) * kWarpSize];
+    for (int32_t l = 0; l < kWarpSize; ++l) {
+      warp.lanes[l].warp = &warp;
+      warp.lanes[l].idx = l;
+      warp.lanes[l].bit = 1u << l;
     }
   }
+}
+
+void prepare_lane(Lane& lane) {
+  const size_t i = static_cast<size_t>(&lane - machine->lanes.data());
+  prepare_fiber(lane.fiber, storage().stacks.stack(i), kStackBytes - (i % 16) * 64, fiber_entry);
 }
 
 void leave_lane() {
@@ -327,35 +344,68 @@ void end_launch(Status status, const std::string& message) {
   std::abort();  // the scheduler runs nothing more
 }
 
+void trap_rank() {
+  if (!machine->has_ranks()) end_launch(Status::kTrapped, "trap");
+  machine->trapping = machine->current->warp->block->rank;
+  switch_fiber(machine->current->fiber, machine->scheduler);
+  std::abort();  // no lane of the rank runs any more
+}
+
 void misuse(const std::string& what) {
   const Lane& lane = *machine->current;
-  end_launch(Status::kMisuse, "block " + std::to_string(lane.identity.block_idx) + " warp " +
+  end_launch(Status::kMisuse, rank_text(*lane.warp->block->rank) + "block " + std::to_string(lane.identity.block_idx) + " warp " +
                                   std::to_string(lane.warp->idx_in_block) + " lane " + std::to_string(lane.idx) + ": " + what);
 }
 
-Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options) {
-  static Storage storage;
+Report launch_ranks(const std::vector<Rank>& ranks, const Options& options) {
   if (thread_is_launching) throw std::invalid_argument("emulation: launch inside a kernel");
-  if (grid < 1 || grid > 1024) throw std::invalid_argument("emulation: grid must be 1..1024");
-  if (block_threads < kWarpSize || block_threads > 1024 || block_threads % kWarpSize != 0) {
-    throw std::invalid_argument("emulation: block_threads must be a multiple of 32, at most 1024");
-  }
-  if (shared_bytes > (size_t{1} << 20)) throw std::invalid_argument("emulation: shared_bytes above 1 MiB");
   if (options.starvation < -1 || options.starvation > 3) throw std::invalid_argument("emulation: unknown starvation mode");
-  const std::lock_guard<std::mutex> lock(storage.one_launch);
-  const size_t num_threads = static_cast<size_t>(grid) * block_threads;
-  storage.stacks.reserve(num_threads);
-  char* const shared = storage.reserve_shared(shared_stride(shared_bytes) * grid);
+  uint32_t num_warps = 0;
+  size_t shared_bytes = 0;
+  std::vector<uint32_t> warps_of;
+  std::vector<size_t> shared_of;
+  for (const Rank& rank : ranks) {
+    if (rank.slowness < 1) throw std::invalid_argument("emulation: slowness must be 1 or more");
+    uint32_t warps = 0;
+    size_t shared = 0;
+    for (const Kernel& kernel : rank.kernels) {
+      check(kernel);
+      warps = std::max(warps, static_cast<uint32_t>(kernel.grid * (kernel.block_threads / kWarpSize)));
+      shared = std::max(shared, shared_stride(kernel.shared_bytes) * kernel.grid);
+    }
+    warps_of.push_back(warps);
+    shared_of.push_back(shared);
+    num_warps += warps;
+    shared_bytes += shared;
+  }
+  if (num_warps > UINT16_MAX) throw std::invalid_argument("emulation: more than 65535 warps");
+  const std::lock_guard<std::mutex> lock(storage().one_launch);
+  storage().stacks.reserve(static_cast<size_t>(num_warps) * kWarpSize);
+  char* shared = storage().reserve_shared(shared_bytes);
   Report report;
-  Machine launched(options, body, report, grid, block_threads, shared_bytes, shared);
-  for (size_t i = 0; i < num_threads; ++i) {
-    prepare_fiber(launched.lanes[i].fiber, storage.stacks.stack(i), kStackBytes - (i % 16) * 64, fiber_entry);
+  Machine launched(ranks, options, report, num_warps);
+  uint32_t first_warp = 0;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    RankState& rank = *launched.ranks[i];
+    rank.first_warp = first_warp;
+    rank.num_warps = warps_of[i];
+    rank.shared = shared;
+    first_warp += warps_of[i];
+    shared += shared_of[i];
   }
   const Running running(launched);
   Scheduler(launched).run_all();
-  if (report.status == Status::kOk) check_red_zones(launched, report);
+  const std::string traps = traps_of(launched);
+  if (report.status == Status::kOk && !traps.empty()) {
+    report.status = Status::kTrapped;
+    report.message = traps;
+  }
   report.virtual_ns = launched.now_ns - kStartNs;
   return report;
+}
+
+Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options) {
+  return launch_ranks({{{{grid, block_threads, shared_bytes, body}}}}, options);
 }
 
 const char* name(Status status) {
