@@ -49,7 +49,7 @@ void learn_own_pending(Lane& lane) {
 void learn_pending(Lane& lane, Scope scope) {
   std::vector<PublicationPtr> of_peers;
   if (scope == Scope::kGpu && machine->has_ranks()) {
-    const auto is_own = [&](const PublicationPtr& publication) { return rank_of(publication->warp) == rank_of(lane); };
+    const auto is_own = [&](const PublicationPtr& publication) { return is_of_rank(lane, publication->warp); };
     const auto first = std::stable_partition(lane.pending.begin(), lane.pending.end(), is_own);
     of_peers.assign(first, lane.pending.end());
     lane.pending.erase(first, lane.pending.end());
@@ -67,9 +67,9 @@ PublicationPtr publish(Lane& lane, Scope scope) {
   const uint32_t interval = interval_of(lane);
   machine->released.warps[warp.idx].add_some(interval, lane.bit);
   if (scope == Scope::kSystem && machine->has_ranks()) {
-    if (warp.system_released != warp.clock_copy) join_across_blocks(machine->system_released, warp.clock, machine->next_tag);
-    warp.system_released = warp.clock_copy;
-    machine->system_released.warps[warp.idx].add_some(interval, lane.bit);
+    if (warp.system_fenced != warp.clock_copy) join_across_blocks(machine->system_fenced, warp.clock, machine->next_tag);
+    warp.system_fenced = warp.clock_copy;
+    machine->system_fenced.warps[warp.idx].add_some(interval, lane.bit);
   }
   lane.fenced_interval = interval + 1;
   warp.fenced_interval = std::max(warp.fenced_interval, lane.fenced_interval);
@@ -78,14 +78,21 @@ PublicationPtr publish(Lane& lane, Scope scope) {
 
 }  // namespace
 
-void add_pending(Lane& lane, const PublicationPtr& carried) {
-  for (PublicationPtr& pending : lane.pending) {
-    if (pending == carried) return;
-    if (pending->warp != carried->warp || pending->lane != carried->lane) continue;
-    if (pending->interval < carried->interval) pending = carried;  // a lane's later fence publishes all that its earlier did
-    return;
+// Adds a publication, or puts it in the place of an older one of the same lane: a later fence publishes all that an earlier one did.
+bool keep_newest(std::vector<PublicationPtr>& kept, const PublicationPtr& carried) {
+  for (PublicationPtr& one : kept) {
+    if (one == carried) return false;
+    if (one->warp != carried->warp || one->lane != carried->lane) continue;
+    if (one->interval >= carried->interval) return false;
+    one = carried;
+    return true;
   }
-  lane.pending.push_back(carried);
+  kept.push_back(carried);
+  return true;
+}
+
+void add_pending(Lane& lane, const PublicationPtr& carried) {
+  if (keep_newest(lane.pending, carried) && !is_of_rank(lane, carried->warp)) keep_newest(lane.warp->block->rank->offered, carried);
 }
 
 void fence(Scope scope) {

@@ -128,7 +128,7 @@ void GlobalMemory::check_readers(ShadowRegion& region, Line& line, uintptr_t add
   for (uint32_t* link = &line.readers; *link != kNoReader;) {
     ReaderNode& node = readers_[*link];
     node.fresh &= static_cast<uint8_t>(~cells);
-    if ((node.cells & cells) != 0 && races(access, node.access, rank_of(lane) == rank_of(node.warp))) {
+    if ((node.cells & cells) != 0 && races(access, node.access, is_of_rank(lane, node.warp))) {
       const uint32_t unordered = node.lanes & ~known_lanes(lane, node.warp, node.interval);
       if (unordered != 0) {
         const RaceKind race = access == Access::kClear                         ? RaceKind::kClearedWhileRead
@@ -159,7 +159,7 @@ uint32_t GlobalMemory::unordered_cells(const Line& line, uint32_t cells, Access 
     const uint32_t i = static_cast<uint32_t>(__builtin_ctz(left));
     const Stamp& write = line.cells[i].write;
     if ((write.flags & kStampWritten) == 0) continue;
-    if ((write.flags & kStampAtomic) != 0 && is_atomic(access) && !races(access, access_of(write), rank_of(lane) == rank_of(write.warp))) continue;
+    if ((write.flags & kStampAtomic) != 0 && is_atomic(access) && !races(access, access_of(write), is_of_rank(lane, write.warp))) continue;
     if (last == nullptr || last->interval != write.interval || last->warp != write.warp || last->lane != write.lane) {
       last_ordered = (known_lanes(lane, write.warp, write.interval) >> write.lane & 1u) != 0;
     }
@@ -172,7 +172,8 @@ uint32_t GlobalMemory::unordered_cells(const Line& line, uint32_t cells, Access 
 void GlobalMemory::check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, Access access) {
   const Lane& lane = *machine->current;
   const uint32_t cells = cell_mask(address, bytes);
-  const uint32_t unordered = unordered_cells(line, cells, access);
+  uint32_t unordered = unordered_cells(line, cells, access);
+  if (unordered != 0 && access == Access::kClear) unordered &= ~seen_cells(line);  // PTX's observation order
   if (unordered != 0) {
     const Stamp& write = line.cells[__builtin_ctz(unordered)].write;
     const bool is_narrow = is_atomic(access) && (write.flags & kStampAtomic) != 0;

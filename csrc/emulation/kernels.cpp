@@ -132,7 +132,6 @@ void kill_rank(RankState& rank) {
 }
 
 int32_t rank_of(const Lane& lane) { return lane.warp->block->rank->idx; }
-int32_t rank_of(uint32_t warp) { return machine->warps[warp]->block->rank->idx; }
 
 std::string rank_text(const RankState& rank) { return machine->has_ranks() ? "rank " + std::to_string(rank.idx) + " " : ""; }
 

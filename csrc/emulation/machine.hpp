@@ -112,7 +112,7 @@ struct Warp {
   uint32_t fenced_interval = 0;  // largest of its lanes
   Clock clock;
   ClockPtr clock_copy;        // of `clock`, for fences; null when there was none since it changed
-  ClockPtr system_released;   // the last clock_copy that is in Machine::system_released
+  ClockPtr system_fenced;     // the last clock_copy that is in Machine::system_fenced
   ClockPtr merged_from[2], merged;  // the last merge of two learned clocks, for the lanes that follow
   ClockPtr fence_from, fence_merged;  // the same of the last fence that learned `fence_pending`
   std::vector<PublicationPtr> fence_pending;
@@ -188,6 +188,7 @@ struct RankState {
   std::vector<std::unique_ptr<Block>> blocks;
   uint32_t live_warps = 0;
   bool trapped = false;
+  std::vector<PublicationPtr> offered;  // by words of other ranks that its lanes loaded: of each lane there the newest
 };
 
 struct Machine {
@@ -202,7 +203,8 @@ struct Machine {
   GlobalMemory global;
   std::unordered_map<const void*, SyncLocation> sync_locations;
   Clock released;            // everything ever released, to name the missing half of a pair
-  Clock system_released;     // the same at system scope, in a launch of several ranks
+  Clock system_released;     // in a launch of several ranks, the same at system scope by a word
+  Clock system_fenced;       // and by a fence
   uint64_t next_tag = 1;
   std::vector<BulkCopy> bulk_copies;
   std::vector<Lane*> copying_lanes;  // with copies that have not happened
@@ -225,6 +227,11 @@ struct Machine {
 
 extern Machine* machine;  // of the running launch
 
+// Does the warp belong to the lane's rank?
+inline bool is_of_rank(const Lane& lane, uint32_t warp) {
+  return !machine->has_ranks() || machine->warps[warp]->block->rank == lane.warp->block->rank;
+}
+
 // ---- scheduler.cpp: for code running on a lane ----
 void leave_lane();                       // the current lane gives way; it runs on once it is runnable again
 void maybe_preempt(uint32_t one_in);     // the whole warp may give way here
@@ -232,7 +239,6 @@ void wake_lanes(Warp& warp, uint32_t lanes);
 [[noreturn]] void end_launch(Status status, const std::string& message);
 [[noreturn]] void misuse(const std::string& what);  // adds who did it
 [[noreturn]] void trap_rank();                      // of the current lane
-int32_t rank_of(uint32_t warp);
 int32_t rank_of(const Lane& lane);
 std::string rank_text(const RankState& rank);  // "rank 1 ", or nothing where there is one
 

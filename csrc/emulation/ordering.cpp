@@ -88,13 +88,29 @@ bool phase_seen(const Lane& lane, uint32_t mbarrier, uint32_t phases) {
          (lane.learned && lane.learned->mbarrier_phases[mbarrier] >= phases);
 }
 
+namespace {
+
+// Did some word bring the reader's rank what a fence of another rank published of the write?
+bool was_offered(const Lane& reader, const Stamp& write) {
+  for (const PublicationPtr& carried : reader.warp->block->rank->offered) {
+    uint32_t lanes = carried->warp_clock->warps[write.warp].covers(write.interval);
+    if (carried->learned) lanes |= carried->learned->warps[write.warp].covers(write.interval);
+    if (carried->warp == write.warp && write.interval <= carried->interval) lanes |= carried->lane;
+    if ((lanes >> write.lane & 1u) != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 RaceKind read_race_kind(const Lane& reader, const Stamp& write) {
   if (write.warp == reader.warp->idx) return RaceKind::kMissingWarpSync;
   const BlockRange& range = reader.warp->block->range;
   if (write.warp >= range.own_begin && write.warp < range.own_end) return RaceKind::kMissingBarrier;
   const auto is_in = [&](const Clock& clock) { return (clock.warps[write.warp].covers(write.interval) >> write.lane & 1u) != 0; };
-  if (rank_of(write.warp) == rank_of(reader)) return is_in(machine->released) ? RaceKind::kMissingAcquire : RaceKind::kMissingRelease;
+  if (is_of_rank(reader, write.warp)) return is_in(machine->released) ? RaceKind::kMissingAcquire : RaceKind::kMissingRelease;
   if (is_in(machine->system_released)) return RaceKind::kMissingAcquire;
+  if (is_in(machine->system_fenced)) return was_offered(reader, write) ? RaceKind::kMissingAcquire : RaceKind::kMissingRelease;
   return is_in(machine->released) ? RaceKind::kNarrowScope : RaceKind::kMissingRelease;
 }
 

@@ -277,6 +277,7 @@ Machine::Machine(const std::vector<Rank>& programs, const Options& launch_option
       global(launch_options.regions),
       released(num_warps),
       system_released(num_warps),
+      system_fenced(num_warps),
       now_ns(kStartNs) {
   static constexpr uint32_t kStale[4] = {4, 8, 12, 15};
   static constexpr uint32_t kBulk[4] = {1, 4, 16, 128};

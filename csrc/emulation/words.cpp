@@ -73,7 +73,7 @@ uint32_t GlobalMemory::seen_cells(const Line& line) const {
 // What a load of scope `scope` learns of a word, once its lane fences; null: nothing.
 static const PublicationPtr& carried_to(const Lane& lane, const Carried& carried, Scope scope) {
   static const PublicationPtr none;
-  if (carried.in_rank && rank_of(carried.in_rank->warp) == rank_of(lane)) return carried.in_rank;
+  if (carried.in_rank && is_of_rank(lane, carried.in_rank->warp)) return carried.in_rank;
   return scope == Scope::kSystem ? carried.to_peers : none;
 }
 

@@ -32,6 +32,12 @@ enum class Planted : int32_t {
   kUnweightedExpert = 24,  // MoE: an expert's output is added without the row's weight
   kUnroundedLogits = 25,   // MoE: router logits are cut to bf16 instead of rounded: other experts tie
   kNextExpert = 26,        // MoE: down reads the matrix of the expert behind the one that is chosen
+  kMissingPeerRelease = 27,  // tiles are pushed to other ranks without the fence before them
+  kMissingPeerAcquire = 28,  // pushed words are read without the fence behind them
+  kPeerGpuScope = 29,        // both of these fences have gpu scope
+  kFirstWordIsFlag = 30,     // the first word of a vector that is there stands for the other three: a flag before its data
+  kTwoParities = 31,         // a parity is used again one launch early
+  kLostTile = 32,            // rank 0's tile 0 never reaches the last rank
 };
 
 }  // namespace sgl_lowlatency::dialect

@@ -1,0 +1,49 @@
+// Waiting for other ranks: a missed deadline stops all of them, and every one says who waited for whom.
+#pragma once
+#include "sgl_lowlatency/abi/symmetric_workspace.hpp"
+#include "sgl_lowlatency/sync/handover.hpp"
+
+namespace sgl_lowlatency::sync {
+
+// The ranks' workspaces as one of them sees them.
+struct Peers {
+  const abi::SymmetricLayout& at;
+  char* const* workspaces;  // [at.num_ranks]
+  int32_t rank;             // the own one
+  SGL_DEVICE uint64_t* abort(int32_t of) const { return reinterpret_cast<uint64_t*>(workspaces[of] + at.abort); }
+  SGL_DEVICE abi::SymmetricState* state() const { return reinterpret_cast<abi::SymmetricState*>(workspaces[rank] + at.state); }
+};
+
+// Stops this rank if another one gave up; its record repeats that one's reason. Relaxed, system scope: pairs with raise_abort, the word
+// is all there is to know. Entry: any thread.
+SGL_DEVICE void stop_if_aborted(FaultSink sink, const Peers& peers) {
+  const uint64_t word = dialect::load_relaxed_system(peers.abort(peers.rank));
+  if (word == 0) return;
+  const abi::AbortReason why = abi::abort_reason(word);
+  raise_fault(sink.record, peers.rank, abi::kFaultPeerAbort, why.layer, why.awaited, static_cast<uint32_t>(why.tile),
+              static_cast<uint32_t>(why.waiter), 0);
+}
+
+// Raises the abort word of every rank and ends the launch. Several ranks may do so at once: any reason is a true one.
+[[noreturn]] SGL_DEVICE_COLD void raise_abort(FaultSink sink, Peers peers, abi::AbortReason why, uint64_t waited_ns) {
+  for (int32_t rank = 0; rank < peers.at.num_ranks; ++rank) dialect::store_relaxed_system(peers.abort(rank), abi::abort_word(why));
+  raise_fault(sink.record, peers.rank, abi::kFaultPeerTile, why.layer, why.awaited, static_cast<uint32_t>(why.tile),
+              static_cast<uint32_t>(why.waiter), waited_ns);
+}
+
+// Returns when ready() is true. reason() says what is missing. Each calling thread polls by itself.
+template <class Ready, class Reason>
+SGL_DEVICE void wait_for_peers(FaultSink sink, const Peers& peers, Ready ready, Reason reason) {
+  uint64_t start = 0;
+  for (uint32_t polls = 1; !ready(); ++polls) {
+    dialect::backoff();
+    if (polls % kPollsPerClockRead == 0) {
+      stop_if_aborted(sink, peers);
+      const uint64_t now = dialect::timer_ns();
+      if (start == 0) start = now;
+      if (now - start > sink.deadline_ns) raise_abort(sink, peers, reason(), now - start);
+    }
+  }
+}
+
+}  // namespace sgl_lowlatency::sync
