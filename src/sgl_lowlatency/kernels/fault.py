@@ -41,11 +41,13 @@ def describe_fault(record) -> str:
     kind = _KIND_NAMES[record.kind]
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
     signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
-    if kind in ("peer_tile", "peer_abort"):  # edge: the rank that was waited for; expected: the tile; seen: the rank that waited
-        tile = f"rank {record.edge}'s part of tile {record.expected} of layer {record.layer}"
+    if kind in ("peer_tile", "peer_abort"):  # edge: the rank that was waited for; expected: the tile
+        own = f"rank {record.edge}'s part of tile {record.expected} of layer {record.layer}"
         if kind == "peer_tile":
-            return f"epilogue_multicast stopped: {block} waited {record.waited_ns / 1e9:.2f} s for {tile}"
-        return f"epilogue_multicast stopped: {block}: rank {record.seen} waited in vain for {tile}"
+            return f"epilogue_multicast stopped: {block} waited {record.waited_ns / 1e9:.2f} s for {own}"
+        waiter, awaited, layer, tile = _C.abort_reason(record.waited_ns)
+        meanwhile = f", while it waited for {own}" if record.edge >= 0 else ""
+        return f"epilogue_multicast stopped: {block}: rank {waiter} gave up waiting for rank {awaited}'s part of tile {tile} of layer {layer}{meanwhile}"
     if kind == "bad_expert_id":
         return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
     if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer

@@ -14,15 +14,14 @@ struct Peers {
   SGL_DEVICE abi::SymmetricState* state() const { return reinterpret_cast<abi::SymmetricState*>(workspaces[rank] + at.state); }
 };
 
-// Stops this rank if another one gave up; its record repeats that one's reason. Relaxed, system scope: pairs with raise_abort, the word
-// is all there is to know. Entry: any thread.
-SGL_DEVICE void stop_if_aborted(FaultSink sink, const Peers& peers) {
-  const uint64_t word = dialect::load_relaxed_system(peers.abort(peers.rank));
-  if (word == 0) return;
-  const abi::AbortReason why = abi::abort_reason(word);
-  raise_fault(sink.record, peers.rank, abi::kFaultPeerAbort, why.layer, why.awaited, static_cast<uint32_t>(why.tile),
-              static_cast<uint32_t>(why.waiter), 0);
+// Ends the launch because another rank gave up. `own` is what this rank was waiting for; awaited -1: nothing.
+[[noreturn]] SGL_DEVICE_COLD void raise_aborted(FaultSink sink, Peers peers, uint64_t word, abi::AbortReason own) {
+  raise_fault(sink.record, peers.rank, abi::kFaultPeerAbort, own.layer, own.awaited, static_cast<uint32_t>(own.tile),
+              static_cast<uint32_t>(abi::abort_reason(word).waiter), word);
 }
+
+// The own abort word, 0 as long as nobody gave up. Relaxed, system scope: pairs with raise_abort; the word is all there is to know.
+SGL_DEVICE uint64_t load_abort(const Peers& peers) { return dialect::load_relaxed_system(peers.abort(peers.rank)); }
 
 // Raises the abort word of every rank and ends the launch. Several ranks may do so at once: any reason is a true one.
 [[noreturn]] SGL_DEVICE_COLD void raise_abort(FaultSink sink, Peers peers, abi::AbortReason why, uint64_t waited_ns) {
@@ -31,14 +30,15 @@ SGL_DEVICE void stop_if_aborted(FaultSink sink, const Peers& peers) {
               static_cast<uint32_t>(why.waiter), waited_ns);
 }
 
-// Returns when ready() is true. reason() says what is missing. Each calling thread polls by itself.
+// Returns when ready() is true. reason() is what is missing. Each calling thread polls by itself.
 template <class Ready, class Reason>
 SGL_DEVICE void wait_for_peers(FaultSink sink, const Peers& peers, Ready ready, Reason reason) {
   uint64_t start = 0;
   for (uint32_t polls = 1; !ready(); ++polls) {
     dialect::backoff();
     if (polls % kPollsPerClockRead == 0) {
-      stop_if_aborted(sink, peers);
+      const uint64_t word = load_abort(peers);
+      if (word != 0) raise_aborted(sink, peers, word, reason());
       const uint64_t now = dialect::timer_ns();
       if (start == 0) start = now;
       if (now - start > sink.deadline_ns) raise_abort(sink, peers, reason(), now - start);

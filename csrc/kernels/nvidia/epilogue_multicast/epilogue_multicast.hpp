@@ -142,7 +142,10 @@ SGL_DEVICE void reduce_tiles_body(const abi::EpilogueMulticastParams& p) {
   {
     const uint64_t launch = dialect::load_plain(peers.state()->launches);
     parity = parity_of(launch);
-    if (thread == 0) sync::stop_if_aborted(sink, peers);
+    if (thread == 0) {
+      const uint64_t word = sync::load_abort(peers);
+      if (word != 0) sync::raise_aborted(sink, peers, word, {peers.rank, -1, p.layer, 0});
+    }
     clear_pushed(peers, parity_before(launch), row, rows, thread, num_threads);
   }
 
