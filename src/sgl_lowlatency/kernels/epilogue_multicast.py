@@ -43,11 +43,11 @@ class RankTensors:
 class EpilogueMulticast:
     """sum = residual + sum over ranks of input @ weight.T, in rank order; normed = rms_norm(sum) * norm_weight. Two launches a call.
 
-    weights: bf16 [hidden, K] of each rank that this process runs. norm_weight: bf16 [hidden]. Either workspaces, of the group that the process's
-    rank belongs to (build/symmetric_workspace.py), with one weight; or virtual_ranks, as many as there are weights: all ranks on one device, each
-    with blocks and a workspace of its own. blocks_per_rank: of the product's grid, at most all SMs together; every rank's may differ. A launch of
-    live_ranks < virtual_ranks leaves out the last ones: a dead rank, for tests of the deadline. multicast: of the workspaces, used when it
-    is there. Raises ValueError for what does not fit.
+    weights: bf16 [hidden, K] of each rank that this object launches, one after the other from workspaces.rank on: the process's own, or several
+    virtual ranks that share a device. norm_weight: bf16 [hidden]. Either workspaces, of the group (build/symmetric_workspace.py); or virtual_ranks,
+    as many as there are weights, and workspaces are made for them, of max_rows. blocks_per_rank: of the product's grid, at most the device's SMs
+    over all its ranks; other ranks may have another number. live_ranks: fewer than there are weights leaves out the last ones: dead ranks, for tests
+    of the deadline. Raises ValueError for what does not fit.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class EpilogueMulticast:
     ):
         if (workspaces is None) != (virtual_ranks > 0):
             raise ValueError("it takes either workspaces or virtual_ranks")
-        if len(weights) != (virtual_ranks or 1):
-            raise ValueError(f"{len(weights)} weights are not those of {virtual_ranks or 1} ranks")
-        if virtual_ranks > MAX_RANKS:
-            raise ValueError(f"virtual_ranks {virtual_ranks} is above {MAX_RANKS}")
+        if not 1 <= len(weights) <= MAX_RANKS:
+            raise ValueError(f"{len(weights)} weights are not those of 1..{MAX_RANKS} ranks")
+        if workspaces is None and len(weights) != virtual_ranks:
+            raise ValueError(f"{len(weights)} weights are not those of {virtual_ranks} ranks")
         self.device = kernel_device(weights[0].device)
         self.hidden, self.k_extent = weights[0].shape
         if self.k_extent % 64:
@@ -80,6 +80,8 @@ class EpilogueMulticast:
         self.workspaces = workspaces or virtual_workspaces(virtual_ranks, max_rows, self.hidden, self.device)
         if self.workspaces.layout.hidden != self.hidden:
             raise ValueError(f"the workspaces have hidden {self.workspaces.layout.hidden}, the weights {self.hidden}")
+        if self.workspaces.rank + len(weights) > self.workspaces.layout.num_ranks:
+            raise ValueError(f"{len(weights)} ranks from {self.workspaces.rank} on are not among the {self.workspaces.layout.num_ranks}")
         self.num_ranks = live_ranks or len(weights)
         if not 1 <= self.num_ranks <= len(weights):
             raise ValueError(f"live_ranks {live_ranks} is outside 1..{len(weights)}")
