@@ -106,9 +106,16 @@ SGL_DEVICE void clear_words(uint32_t* p) {
   const uint32_t clear[4] = {abi::kUnwritten, abi::kUnwritten, abi::kUnwritten, abi::kUnwritten};
   store_words(p, clear);
 }
+SGL_DEVICE void load_words_system(uint32_t (&w)[1], const uint32_t* p) {
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(w[0]) : "l"(p) : "memory");
+}
+SGL_DEVICE void load_words_system(uint32_t (&w)[2], const uint32_t* p) {
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
+}
 SGL_DEVICE void load_words_system(uint32_t (&w)[4], const uint32_t* p) {
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
 }
+SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[1]) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory"); }
 SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[2]) {
   asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
 }

@@ -220,7 +220,7 @@ SGL_DEVICE float exp2(float value) { return ::exp2f(value); }
 SGL_DEVICE float rsqrt(float value) { return 1.0f / ::sqrtf(value); }
 SGL_DEVICE float divide(float a, float b) { return a / b; }
 
-// One launch at a time: the previous one is over, and the next one comes when this one is.
+// A rank's kernels run one after the other: the previous one is over, and the next one comes when this one is.
 SGL_DEVICE void await_previous_launch() {}
 SGL_DEVICE void allow_next_launch() {}
 uint64_t timer_ns();

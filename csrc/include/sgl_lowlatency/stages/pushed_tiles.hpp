@@ -28,7 +28,7 @@ SGL_DEVICE void order_pushes() {
   dialect::planted(dialect::Planted::kPeerGpuScope) ? dialect::fence_acq_rel_gpu() : dialect::fence_acq_rel_system();
 }
 
-// Entry: every thread that has loaded pushed words, behind them.
+// Entry: every thread that has loaded pushed words, behind them and before the kernel ends.
 // Acquire, system scope: pairs with order_pushes of the ranks that pushed. This rank's next launches are ordered behind it.
 SGL_DEVICE void order_reads() {
   if (dialect::planted(dialect::Planted::kMissingPeerAcquire)) return;

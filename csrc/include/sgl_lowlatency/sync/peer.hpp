@@ -23,11 +23,13 @@ struct Peers {
 // The own abort word, 0 as long as nobody gave up. Relaxed, system scope: pairs with raise_abort; the word is all there is to know.
 SGL_DEVICE uint64_t load_abort(const Peers& peers) { return dialect::load_relaxed_system(peers.abort(peers.rank)); }
 
-// Raises the abort word of every rank and ends the launch. Several ranks may do so at once: any reason is a true one.
+// Leaves this rank's record, raises the abort word of every rank, and ends the launch. The record first: the rank's other blocks see its abort
+// word, and theirs would hide who gave up. Several ranks may give up at once: each reason is a true one.
 [[noreturn]] SGL_DEVICE_COLD void raise_abort(FaultSink sink, Peers peers, abi::AbortReason why, uint64_t waited_ns) {
+  write_record(sink.record, peers.rank, abi::kFaultPeerTile, why.layer, why.awaited, static_cast<uint32_t>(why.tile),
+               static_cast<uint32_t>(why.waiter), waited_ns);
   for (int32_t rank = 0; rank < peers.at.num_ranks; ++rank) dialect::store_relaxed_system(peers.abort(rank), abi::abort_word(why));
-  raise_fault(sink.record, peers.rank, abi::kFaultPeerTile, why.layer, why.awaited, static_cast<uint32_t>(why.tile),
-              static_cast<uint32_t>(why.waiter), waited_ns);
+  trap_when_read(sink.record);
 }
 
 // Returns when ready() is true. reason() is what is missing. Each calling thread polls by itself.

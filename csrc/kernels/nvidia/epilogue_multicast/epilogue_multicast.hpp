@@ -165,7 +165,6 @@ SGL_UNROLL
       squares += x[v][i] * x[v][i];
     }
   }
-  order_reads();
   const float sum = block_sum(squares, reinterpret_cast<float*>(dialect::shared_base()), num_threads);
   const float inverse_rms = dialect::rsqrt(sum / static_cast<float>(p.at.hidden) + p.rms_eps);
 SGL_UNROLL
@@ -180,6 +179,7 @@ SGL_UNROLL
     for (int32_t i = 0; i < 4; ++i) x[v][i] *= inverse_rms * weight[i];
     dialect::store_plain(reinterpret_cast<uint64_t*>(tensors.normed + at), pack_bf16x4(x[v]));
   }
+  order_reads();
   // Every thread has passed block_sum's barrier: its reads of the state and its clears are done.
   if (thread != 0) return;
   // Acquire and release, gpu scope: pairs with the other blocks' arrivals; the last one is ordered behind their reads of the state.
