@@ -310,13 +310,16 @@ void bind_epilogue_multicast(py::module_& m) {
       SGL_FIELD(product) SGL_FIELD(at) SGL_FIELD(ranks_in_launch) SGL_FIELD(blocks_per_rank) SGL_FIELD(layer) SGL_FIELD(rms_eps)
 #undef SGL_FIELD
       .def("set_workspace", [](Params& p, size_t rank, uintptr_t address) {
-        if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is above " + std::to_string(abi::kMaxRanks - 1));
+        if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is not below " + std::to_string(abi::kMaxRanks));
         p.workspaces[rank] = reinterpret_cast<char*>(address);
       }, py::arg("rank"), py::arg("address"))
       .def("set_tensors", [](Params& p, size_t index, uintptr_t input, uintptr_t residual, uintptr_t sum, uintptr_t normed) {
-        if (index >= abi::kMaxRanks) throw std::invalid_argument("index " + std::to_string(index) + " is above " + std::to_string(abi::kMaxRanks - 1));
-        p.tensors[index] = {reinterpret_cast<const abi::bf16*>(input), reinterpret_cast<const abi::bf16*>(residual), reinterpret_cast<abi::bf16*>(sum),
-                            reinterpret_cast<abi::bf16*>(normed)};
+        if (index >= abi::kMaxRanks) throw std::invalid_argument("index " + std::to_string(index) + " is not below " + std::to_string(abi::kMaxRanks));
+        abi::RankTensors& tensors = p.tensors[index];
+        tensors.input = reinterpret_cast<const abi::bf16*>(input);
+        tensors.residual = reinterpret_cast<const abi::bf16*>(residual);
+        tensors.sum = reinterpret_cast<abi::bf16*>(sum);
+        tensors.normed = reinterpret_cast<abi::bf16*>(normed);
       }, py::arg("index"), py::arg("input"), py::arg("residual"), py::arg("sum"), py::arg("normed"));
   pointer_property(params, "norm_weight", &Params::norm_weight);
   pointer_property(params, "multicast", &Params::multicast);

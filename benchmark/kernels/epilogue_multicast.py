@@ -40,13 +40,8 @@ def oracle(inputs: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor, 
 
 def problems(ours: list[RankTensors], standard: tuple[torch.Tensor, torch.Tensor], wanted: tuple[torch.Tensor, torch.Tensor]) -> list[str]:
     """What of a layer's outputs misses the gate, or is not the same on every rank."""
-    found = [
-        str(result)
-        for result in (
-            figure(name, *three) for name, three in zip(("sum", "normed"), zip((ours[0].sum, ours[0].normed), standard, wanted, strict=True), strict=True)
-        )
-        if not result.passed
-    ]
+    outputs = zip(("sum", "normed"), (ours[0].sum, ours[0].normed), standard, wanted, strict=True)
+    found = [str(result) for result in (figure(*output) for output in outputs) if not result.passed]
     for rank, one in enumerate(ours[1:], 1):
         if not (torch.equal(one.sum, ours[0].sum) and torch.equal(one.normed, ours[0].normed)):
             found.append(f"rank {rank} has other bits than rank 0")
@@ -133,7 +128,8 @@ def row_of(
     return {
         "model": f"out_proj-{hidden}x{k}", "dtype": "bf16", "tp": ranks, "mode": "decode", "kernel": "epilogue_multicast", "metric": "layer",
         "batch": rows, "rows": rows, "virtual_ranks": ranks, "hidden": hidden, "k": k, "layers": layers,
-        "off_ms": [round(t, 6) for t in off_ms], "on_ms": [round(t, 6) for t in on_ms], "product_ms": [round(t, 6) for t in product_ms], "problems": wrong,
+        "off_ms": [round(t, 6) for t in off_ms], "on_ms": [round(t, 6) for t in on_ms],
+        "product_ms": [round(t, 6) for t in product_ms], "problems": wrong,
     }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-// fence_acq_rel_gpu and fence_acq_rel_system: a fence before relaxed stores of words and a fence after loads of those words synchronise (PTX's release
-// and acquire patterns). The stores carry a Publication; loads collect them; the reader's fence learns what they hold.
+// fence_acq_rel_gpu and fence_acq_rel_system: a fence before relaxed stores of words and a fence after loads of those words synchronise
+// (PTX's release and acquire patterns). The stores carry a Publication; loads collect them; the reader's fence learns what they hold.
 #include <algorithm>
 #include <utility>
 

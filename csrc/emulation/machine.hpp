@@ -1,4 +1,4 @@
-// State of one launch. The rules live in scheduler, collectives, mbarrier, copy_async, atomics, words, fence and ordering.cpp.
+// State of one launch. The rules live in scheduler, kernels, collectives, mbarrier, copy_async, atomics, words, fence and ordering.cpp.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -232,7 +232,10 @@ inline bool is_of_rank(const Lane& lane, uint32_t warp) {
   return !machine->has_ranks() || machine->warps[warp]->block->rank == lane.warp->block->rank;
 }
 
-// ---- scheduler.cpp: for code running on a lane ----
+// ---- scheduler.cpp ----
+void fiber_entry();             // of every lane
+void run_kernels(Machine& m);   // until all ranks are done, or the report says why not
+// For code running on a lane:
 void leave_lane();                       // the current lane gives way; it runs on once it is runnable again
 void maybe_preempt(uint32_t one_in);     // the whole warp may give way here
 void wake_lanes(Warp& warp, uint32_t lanes);
@@ -278,7 +281,7 @@ uint32_t cell_mask(uintptr_t address, uint32_t bytes);  // of a line
 
 // ---- kernels.cpp ----
 size_t shared_stride(size_t shared_bytes);  // every block's shared memory begins at a multiple of kStageAlignment, as on the GPU
-void prepare_lane(Lane& lane);        // scheduler.cpp: it will run the body of its rank's kernel
+void prepare_lane(Lane& lane);        // launch.cpp: it will run the body of its rank's kernel
 void start_kernel(RankState& rank);   // its next one
 void finish_kernel(RankState& rank);  // all of its warps have exited
 void kill_rank(RankState& rank);

@@ -147,8 +147,8 @@ void record_race(RaceKind kind, const char* region, size_t offset, uint32_t byte
   for (const Race& known : report.races) {
     if (known.kind != kind || known.region != race.region) continue;
     if (++num_alike == kMaxRacesAlike) return;
-    if (known.first_rank == race.first_rank && known.second_rank == race.second_rank && known.first_block == race.first_block && known.first_warp == race.first_warp && known.second_block == race.second_block &&
-        known.second_warp == race.second_warp) {
+    if (known.first_rank == race.first_rank && known.second_rank == race.second_rank && known.first_block == race.first_block &&
+        known.first_warp == race.first_warp && known.second_block == race.second_block && known.second_warp == race.second_warp) {
       return;
     }
   }

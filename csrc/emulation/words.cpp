@@ -34,6 +34,17 @@ class Knowledge {
 
 uint32_t previous_word(const Cell* cells) { return cells[0].previous | static_cast<uint32_t>(cells[1].previous) << 16; }
 
+// What a load of scope `scope` learns of a word, once its lane fences; null: nothing.
+const PublicationPtr& carried_to(const Lane& lane, const Carried& carried, Scope scope) {
+  static const PublicationPtr none;
+  if (carried.in_rank && is_of_rank(lane, carried.in_rank->warp)) return carried.in_rank;
+  return scope == Scope::kSystem ? carried.to_peers : none;
+}
+
+Carried carried_by(const Lane& lane, Scope scope) {
+  return {lane.publication, scope == Scope::kSystem ? lane.system_publication : nullptr};
+}
+
 }  // namespace
 
 Word* GlobalMemory::words(ShadowRegion& region, uintptr_t address, bool create) {
@@ -68,17 +79,6 @@ uint32_t GlobalMemory::seen_cells(const Line& line) const {
     if ((node.fresh & ~seen) != 0 && (node.lanes & known_lanes(lane, node.warp, node.interval)) != 0) seen |= node.fresh;
   }
   return seen;
-}
-
-// What a load of scope `scope` learns of a word, once its lane fences; null: nothing.
-static const PublicationPtr& carried_to(const Lane& lane, const Carried& carried, Scope scope) {
-  static const PublicationPtr none;
-  if (carried.in_rank && is_of_rank(lane, carried.in_rank->warp)) return carried.in_rank;
-  return scope == Scope::kSystem ? carried.to_peers : none;
-}
-
-static Carried carried_by(const Lane& lane, Scope scope) {
-  return {lane.publication, scope == Scope::kSystem ? lane.system_publication : nullptr};
 }
 
 bool GlobalMemory::load_words(uint32_t* values, const uint32_t* pointer, uint32_t num_words, Scope scope) {

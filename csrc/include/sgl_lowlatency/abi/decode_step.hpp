@@ -168,7 +168,7 @@ struct FaultRecord {
   int32_t sm;
   int32_t block;
   int32_t layer;       // 0 for inputs that are checked before the first layer; num_layers for the ring stages of the LM head
-  int32_t edge;        // EdgeIdx, or the ring stage, the operation for kFaultPartial, the row for kFaultBad* (of what a request has, its first row), or
+  int32_t edge;        // EdgeIdx; the ring stage; the operation for kFaultPartial; the row for kFaultBad* (of what a request has, its first row);
                        // the rank that was waited for, for kFaultPeer*; -1: none
   uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*; the tile for kFaultPeer*
   uint32_t seen;       // the word; the other parity; its low 32 bits; the rank that gave up for kFaultPeer*
