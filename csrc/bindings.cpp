@@ -18,7 +18,7 @@
 #include "launch/decode_step.hpp"
 #include "launch/epilogue_multicast.hpp"
 #include "launch/read_bytes.hpp"
-#include "launch/symmetric_memory.hpp"
+#include "launch/symmetric_workspace.hpp"
 #include "launch/weight_map.hpp"
 
 namespace py = pybind11;

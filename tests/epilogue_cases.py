@@ -9,7 +9,7 @@ import torch
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.epilogue_multicast import EpilogueMulticast, RankTensors
-from sgl_lowlatency.kernels.symmetric import MappedWorkspaces, virtual_workspaces
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, virtual_workspaces
 
 EPS = 1e-6
 POISON = 0x7FFF  # a NaN as bf16

@@ -7,7 +7,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before CUDA starts
 import torch  # noqa: E402
 
 from sgl_lowlatency.kernels.epilogue_multicast import EpilogueMulticast, RankTensors  # noqa: E402
-from sgl_lowlatency.kernels.symmetric import MappedWorkspaces, virtual_workspaces  # noqa: E402
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, virtual_workspaces  # noqa: E402
 
 CUDA = torch.device("cuda")
 EPS = 1e-6

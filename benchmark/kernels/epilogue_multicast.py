@@ -25,7 +25,7 @@ from sgl_lowlatency.bench import stats, timing
 from sgl_lowlatency.bench.results import Results
 from sgl_lowlatency.cli.bench import missing, numbers
 from sgl_lowlatency.kernels.epilogue_multicast import MAX_ROWS, EpilogueMulticast, RankTensors
-from sgl_lowlatency.kernels.symmetric import MAX_RANKS, virtual_workspaces
+from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, virtual_workspaces
 from sgl_lowlatency.reference.gate import figure
 
 WEIGHTS = "random, normal: weights of variance 1 / K, activations of 1, residual of 16, bf16, seed 0"

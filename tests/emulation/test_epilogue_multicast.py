@@ -7,6 +7,7 @@ import pytest
 import torch
 from epilogue_cases import EPS, Group, integers, oracle
 
+from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.epilogue_multicast import EpilogueMulticast, RankTensors
 from sgl_lowlatency.kernels.fault import EpilogueMulticastFault, describe_fault
@@ -133,7 +134,7 @@ def test_a_dead_rank_stops_every_other_and_is_named(num_ranks, died_at):
     for seed in range(6):
         outcome = group.run(seed=seed, launches=[died_at if rank == 2 else 5 for rank in range(num_ranks)])
         for text in assert_all_stopped(group, outcome, but=(2,)):
-            assert f"for rank 2's part of tile " in text and f" of layer {died_at}" in text, text
+            assert "for rank 2's part of tile " in text and f" of layer {died_at}" in text, text
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
@@ -189,8 +190,6 @@ def test_a_virtual_rank_that_is_dead_is_named():
 
 
 def test_the_launch_refuses_what_the_front_never_passes():
-    from sgl_lowlatency import _C
-
     step, tensors, _, _ = virtual_step(2, 4)
 
     def refusal(**fields):
@@ -209,4 +208,6 @@ def test_the_launch_refuses_what_the_front_never_passes():
     assert refusal(ranks_in_launch=3) == "epilogue_multicast: ranks 0..2 are not among the 2"
     assert refusal(blocks_per_rank=0) == "epilogue_multicast: blocks_per_rank 0 is out of range"
     assert refusal(layer=65536) == "epilogue_multicast: layer 65536 is outside 0..65535"
+    with pytest.raises(ValueError, match="^emulation: slowness must be 1 or more$"):
+        _C.epilogue_multicast_emulate([[step.params(tensors)]], slowness=[0])
     assert refusal(norm_weight=0) == "epilogue_multicast: the address of norm_weight is null or not a multiple of 16"

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from sgl_lowlatency.build.agreement import DisagreementError, exchange, require_agreement
 from sgl_lowlatency.kernels import abi  # noqa: F401  first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
-from sgl_lowlatency.kernels.symmetric import MAX_RANKS, MappedWorkspaces, prepare, symmetric_layout
+from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, MappedWorkspaces, prepare, symmetric_layout
 
 WHAT = "symmetric workspace"
 
@@ -64,8 +64,9 @@ def build_symmetric_workspace(terms: Terms, device: torch.device, group: dist.Pr
         raise ValueError(f"{WHAT}: {num_ranks} ranks are more than {MAX_RANKS}")
     layout = symmetric_layout(num_ranks, terms.max_rows, terms.hidden)
     memory_of = _CudaMemory if device.type == "cuda" else _FileMemory
-    with contextlib.ExitStack() as undo:
-        own = memory_of.allocate(layout, device, undo)
+    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with on_device, contextlib.ExitStack() as undo:
+        own = memory_of.allocate(layout, undo)
         block = _C.pack_rendezvous(own.address, layout.total_bytes, terms.digest(), rank, num_ranks)
         own.write(layout.rendezvous, block)
         claim = {**dataclasses.asdict(terms), "widths": list(terms.widths), "bytes": layout.total_bytes, "device type": device.type}
@@ -111,7 +112,7 @@ class _FileMemory:
         self.address, self.handle, self._view, self._unlink = address, path, view, unlink
 
     @classmethod
-    def allocate(cls, layout: Any, device: torch.device, undo: contextlib.ExitStack) -> _FileMemory:
+    def allocate(cls, layout: Any, undo: contextlib.ExitStack) -> _FileMemory:
         folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
         descriptor, path = tempfile.mkstemp(prefix=f"sgl-lowlatency-{os.getpid()}-", dir=folder)
         with os.fdopen(descriptor, "r+b") as file:
@@ -150,17 +151,16 @@ class _FileMemory:
 
 
 class _CudaMemory:
-    """Device memory that other processes map by its IPC handle."""
+    """Memory of the current device that other processes map by its IPC handle."""
 
     def __init__(self, address: int, handle: str):
         self.address, self.handle = address, handle
 
     @classmethod
-    def allocate(cls, layout: Any, device: torch.device, undo: contextlib.ExitStack) -> _CudaMemory:
-        with torch.cuda.device(device):
-            address = _C.allocate_symmetric(layout.total_bytes)
-            undo.callback(_C.free_symmetric, address)
-            memory = cls(address, _C.ipc_handle(address).hex())
+    def allocate(cls, layout: Any, undo: contextlib.ExitStack) -> _CudaMemory:
+        address = _C.allocate_symmetric(layout.total_bytes)
+        undo.callback(_C.free_symmetric, address)
+        memory = cls(address, _C.ipc_handle(address).hex())
         memory.write(0, bytes(layout.tiles))  # all but the tiles is zero
         return memory
 

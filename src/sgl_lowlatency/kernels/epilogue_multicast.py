@@ -16,7 +16,7 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import EpilogueMulticastFault, describe_fault
 from sgl_lowlatency.kernels.host_words import HostWords, kernel_device
-from sgl_lowlatency.kernels.symmetric import MAX_RANKS, MappedWorkspaces, virtual_workspaces
+from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, MappedWorkspaces, virtual_workspaces
 
 __all__ = ["MAX_ROWS", "EpilogueMulticast", "RankTensors"]
 

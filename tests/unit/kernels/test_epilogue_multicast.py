@@ -8,7 +8,7 @@ import torch
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.epilogue_multicast import SHARED_MEMORY_BYTES, EpilogueMulticast, RankTensors
 from sgl_lowlatency.kernels.fault import describe_fault
-from sgl_lowlatency.kernels.symmetric import symmetric_layout, virtual_workspaces
+from sgl_lowlatency.kernels.symmetric_workspace import symmetric_layout, virtual_workspaces
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 

@@ -1,5 +1,5 @@
-// CUDA side of launch/symmetric_memory.hpp.
-#include "launch/symmetric_memory.hpp"
+// CUDA side of launch/symmetric_workspace.hpp.
+#include "launch/symmetric_workspace.hpp"
 
 #include <cuda_runtime.h>
 
