@@ -38,9 +38,14 @@ void release(const void* address, Scope scope) {
   if (scope == Scope::kSystem && machine->has_ranks()) publish(location.of_system, machine->system_released);
 }
 
+// The host's words are nobody's in front.
+void check_access(const void* address, uint32_t bytes, const char* call, Scope scope) {
+  scope == Scope::kSystem ? check_alignment(address, bytes, call) : emulation::check_access(address, bytes, call);
+}
+
 template <typename T>
 T atomic_load(const T* address, Order order, Scope scope) {
-  check_alignment(address, sizeof(T), "atomic load");
+  check_access(address, sizeof(T), "atomic load", scope);
   machine->current->looked_at = kAllLineBuckets;
   maybe_preempt(kPreemptAtomicOneIn);
   machine->global.check_atomic(address, sizeof(T), true, false, scope);
@@ -52,7 +57,7 @@ T atomic_load(const T* address, Order order, Scope scope) {
 
 template <typename T>
 void atomic_store(T* address, T value, Order order, Scope scope) {
-  check_alignment(address, sizeof(T), "atomic store");
+  check_access(address, sizeof(T), "atomic store", scope);
   maybe_preempt(kPreemptAtomicOneIn);
   machine->global.check_atomic(address, sizeof(T), false, true, scope);
   machine->sync_locations.erase(address);  // a store ends the release sequence of earlier writes
@@ -68,8 +73,13 @@ void check_alignment(const void* address, uint32_t bytes, const char* call) {
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0) misuse(std::string(call) + ": address is not a multiple of its size");
 }
 
+void check_access(const void* address, uint32_t bytes, const char* call) {
+  if (!machine->current->has_awaited) misuse(std::string(call) + " before await_previous_launch, in a kernel behind another");
+  check_alignment(address, bytes, call);
+}
+
 void load_plain_bytes(void* value, const void* address, uint32_t bytes) {
-  check_alignment(address, bytes, "load_plain");
+  check_access(address, bytes, "load_plain");
   maybe_preempt(kPreemptPlainOneIn);
   machine->global.load(value, address, bytes);
 }
@@ -80,7 +90,7 @@ void load_constant_bytes(void* value, const void* address, uint32_t bytes) {
 }
 
 void store_plain_bytes(void* address, const void* value, uint32_t bytes) {
-  check_alignment(address, bytes, "store_plain");
+  check_access(address, bytes, "store_plain");
   maybe_preempt(kPreemptPlainOneIn);
   machine->global.store(address, value, bytes);
   machine->progress = true;
@@ -92,7 +102,7 @@ void atomic_store_u32(uint32_t* address, uint32_t value, Order order, Scope scop
 void atomic_store_u64(uint64_t* address, uint64_t value, Order order, Scope scope) { atomic_store(address, value, order, scope); }
 
 uint32_t atomic_add_u32(uint32_t* address, uint32_t value, Order order, Scope scope) {
-  check_alignment(address, sizeof(*address), "atomic add");
+  check_access(address, sizeof(*address), "atomic add", scope);
   maybe_preempt(kPreemptAtomicOneIn);
   machine->global.check_atomic(address, sizeof(*address), true, true, scope);
   if (acquires(order)) acquire(address, scope);
@@ -105,7 +115,7 @@ uint32_t atomic_add_u32(uint32_t* address, uint32_t value, Order order, Scope sc
 }
 
 uint32_t atomic_cas_u32(uint32_t* address, uint32_t expected, uint32_t desired, Order order, Scope scope) {
-  check_alignment(address, sizeof(*address), "atomic compare and swap");
+  check_access(address, sizeof(*address), "atomic compare and swap", scope);
   maybe_preempt(kPreemptAtomicOneIn);
   const uint32_t found = *address;
   machine->global.check_atomic(address, sizeof(*address), true, found == expected, scope);
@@ -126,5 +136,7 @@ using namespace emulation;
 uint64_t timer_ns() { return machine->now_ns += kTimerReadNs; }
 
 void trap() { trap_rank(); }
+
+void await_previous_launch() { machine->current->has_awaited = true; }
 
 }  // namespace sgl_lowlatency::dialect

@@ -33,6 +33,7 @@ void join_warps(RankState& rank) {
 }
 
 void reset(Lane& lane, const Block& block, int32_t thread, int32_t grid) {
+  lane.has_awaited = block.rank->next_kernel == 1;  // nothing is in front of the first
   lane.identity = {thread, block.idx, grid, block.shared};
   lane.fenced_interval = 0;  // its warp's next interval is above all that were used
   lane.publication.reset();

@@ -83,6 +83,7 @@ struct Lane {
   std::vector<AsyncCopy> copies;  // not waited for, by group
   uint32_t copies_done = 0;       // of `copies`, from the first
   uint32_t copy_group = 0;        // of the next copy: groups committed
+  bool has_awaited = true;        // the kernel in front of its own: await_previous_launch
   int32_t failed_mbarrier = -1;  // of the last mbarrier_test that returned false
   uint32_t failed_phase = 0;
   uint64_t looked_at_change = 0;  // Machine::num_changes when backoff last returned: what is polled was read later
@@ -275,6 +276,8 @@ void check_barriers_can_complete(Block& block);
 
 // ---- atomics.cpp ----
 void check_alignment(const void* address, uint32_t bytes, const char* call);
+// The same, and that the kernel in front is awaited: for accesses of memory that it may touch.
+void check_access(const void* address, uint32_t bytes, const char* call);
 
 // ---- global_memory.cpp ----
 uint32_t cell_mask(uintptr_t address, uint32_t bytes);  // of a line

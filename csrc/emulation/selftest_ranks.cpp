@@ -103,8 +103,8 @@ SelftestRun relay(uint64_t seed) {
 }
 
 // Rank 0: a kernel of 3 blocks of 2 warps stores, one of 1 block and 1 warp tells rank 1, and a third of 2 blocks reads what both did; each
-// initialises an mbarrier of its own at the same place of shared memory.
-SelftestRun kernels(uint64_t seed) {
+// initialises an mbarrier of its own at the same place of shared memory. awaits: the third waits for the second, as it must.
+SelftestRun kernels(uint64_t seed, bool awaits) {
   constexpr int32_t kCount = 3 * 64;
   std::vector<uint32_t> data(kCount, 7), flag(1, 0);
   double wrong = 0;
@@ -129,10 +129,12 @@ SelftestRun kernels(uint64_t seed) {
                      }},
                     {1, 32, 32, [&] {
                        init();
+                       await_previous_launch();
                        if (thread_idx() == 0) store_release_system(&flag[0], 1u);
                      }},
                     {2, 32, 128, [&] {
                        init();
+                       if (awaits) await_previous_launch();
                        count_wrong();
                      }}}};
   const Rank second{{warp([&] {
@@ -236,7 +238,8 @@ void add_ranks_selftests(Selftests& tests) {
   tests["ranks_words_gpu_store"] = [](uint64_t seed) { return words(seed, {true, true, false, true}); };
   tests["ranks_words_gpu_load"] = [](uint64_t seed) { return words(seed, {true, true, true, false}); };
   tests["ranks_relay"] = relay;
-  tests["ranks_kernels"] = kernels;
+  tests["ranks_kernels"] = [](uint64_t seed) { return kernels(seed, true); };
+  tests["ranks_kernel_no_await"] = [](uint64_t seed) { return kernels(seed, false); };
   tests["ranks_trap"] = trap_of_one;
   tests["ranks_even"] = [](uint64_t seed) { return turns(seed, 1); };
   tests["ranks_slow"] = [](uint64_t seed) { return turns(seed, 10); };

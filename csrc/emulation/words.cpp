@@ -172,7 +172,7 @@ void GlobalMemory::clear_words(uint32_t* pointer) {
 }
 
 void load_word_vector(uint32_t* words, const uint32_t* address, uint32_t num_words, Scope scope) {
-  check_alignment(address, num_words * kWordBytes, "load_words");
+  check_access(address, num_words * kWordBytes, "load_words");
   maybe_preempt(kPreemptWordsOneIn);
   Lane& lane = *machine->current;
   lane.looked_at |= line_bucket(address);
@@ -180,7 +180,7 @@ void load_word_vector(uint32_t* words, const uint32_t* address, uint32_t num_wor
 }
 
 void store_word_vector(uint32_t* address, const uint32_t* words, uint32_t num_words, Scope scope) {
-  check_alignment(address, num_words * kWordBytes, "store_words");
+  check_access(address, num_words * kWordBytes, "store_words");
   maybe_preempt(kPreemptWordsOneIn);
   machine->global.store_words(address, words, num_words, scope);
   words_changed(address);
@@ -206,7 +206,7 @@ namespace sgl_lowlatency::dialect {
 using namespace emulation;
 
 void clear_words(uint32_t* address) {
-  check_alignment(address, kLineBytes, "clear_words");
+  check_access(address, kLineBytes, "clear_words");
   maybe_preempt(kPreemptWordsOneIn);
   machine->global.clear_words(address);
   machine->progress = true;

@@ -63,6 +63,13 @@ def test_a_trap_ends_its_own_rank_and_is_named():
         assert result["values"][1] in (3.0, 4.0)  # lane 0 counts before or after lane 17 traps
 
 
+def test_a_kernel_that_does_not_wait_for_the_one_in_front_is_misuse():
+    for seed in SEEDS:
+        result = _C.emulation_selftest("ranks_kernel_no_await", seed)
+        assert result["status"] == "misuse"
+        assert "rank 0 block" in result["message"] and "load_plain before await_previous_launch, in a kernel behind another" in result["message"]
+
+
 def test_a_slow_rank_takes_its_time():
     for seed in range(8):
         even, slow = (_C.emulation_selftest(name, seed)["virtual_ns"] for name in ("ranks_even", "ranks_slow"))

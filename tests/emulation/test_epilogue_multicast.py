@@ -14,7 +14,7 @@ from sgl_lowlatency.kernels.fault import EpilogueMulticastFault, describe_fault
 
 NARROW = "scope that does not reach another rank"
 CLEAR = "word used with no order after its clear"
-MISSING_RELEASE, MISSING_ACQUIRE, GPU_SCOPE, FIRST_WORD_IS_FLAG, TWO_PARITIES, LOST_TILE = 27, 28, 29, 30, 31, 32  # dialect::Planted
+MISSING_RELEASE, MISSING_ACQUIRE, GPU_SCOPE, FIRST_WORD_IS_FLAG, TWO_PARITIES, LOST_TILE, NO_AWAIT = 27, 28, 29, 30, 31, 32, 33  # dialect::Planted
 
 # Per mille of all schedules, ranks, rows of the launches, blocks a rank. Five launches use every parity and two of them again.
 SHAPES = [
@@ -105,6 +105,13 @@ def test_a_parity_used_again_one_launch_early_is_found_with_every_seed(num_ranks
         assert clears and {race.missing for race in clears} == {"missing release"}, f"seed {seed}"
         stopped += outcome.report.status == "trapped"
     assert stopped > 0, "no seed ever lost a word"
+
+
+def test_a_product_that_does_not_wait_for_the_launch_in_front_is_found_with_every_seed():
+    group = Group(4, [1] * 5)
+    for seed in range(10):
+        report = group.run(seed=seed, planted=NO_AWAIT).report
+        assert report.status == "misuse" and "before await_previous_launch, in a kernel behind another" in report.message
 
 
 def assert_all_stopped(group, outcome, but=()):

@@ -38,8 +38,8 @@ def test_no_cuda_archs():
         ("LOG_COVERAGE_S", "-1", "is not a finite number of seconds"),
         ("LOG_COVERAGE_S", "nan", "is not a finite number of seconds"),
         ("CUDA_ARCHS", "sm_80", "'sm_80' is not one of sm_90a, sm_100a, sm_103a"),
-        ("PLANTED", "33", "is not a number from 0 to 32"),
-        ("PLANTED", "-1", "is not a number from 0 to 32"),
+        ("PLANTED", "34", "is not a number from 0 to 33"),
+        ("PLANTED", "-1", "is not a number from 0 to 33"),
     ],
 )
 def test_a_bad_value_raises_and_names_the_variable(name, value, message):

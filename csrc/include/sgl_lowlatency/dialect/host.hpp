@@ -220,8 +220,9 @@ SGL_DEVICE float exp2(float value) { return ::exp2f(value); }
 SGL_DEVICE float rsqrt(float value) { return 1.0f / ::sqrtf(value); }
 SGL_DEVICE float divide(float a, float b) { return a / b; }
 
-// A rank's kernels run one after the other: the previous one is over, and the next one comes when this one is.
-SGL_DEVICE void await_previous_launch() {}
+// A rank's kernels run one after the other: the previous one is over, and the next one comes when this one is. But a kernel might begin earlier on
+// a GPU: a thread that touches, without this call, what the previous one may write, is misuse.
+void await_previous_launch();
 SGL_DEVICE void allow_next_launch() {}
 uint64_t timer_ns();
 void backoff();

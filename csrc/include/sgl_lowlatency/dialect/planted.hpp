@@ -38,6 +38,7 @@ enum class Planted : int32_t {
   kFirstWordIsFlag = 30,     // the first word of a vector that is there stands for the other three: a flag before its data
   kTwoParities = 31,         // a parity is used again one launch early
   kLostTile = 32,            // rank 0's tile 0 never reaches the last rank
+  kNoAwaitOfPrevious = 33,   // push_tiles does not wait for the launch in front of it
 };
 
 }  // namespace sgl_lowlatency::dialect
