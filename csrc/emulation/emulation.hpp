@@ -18,6 +18,13 @@ struct Region {
   bool track_reads;  // also find writes that overtake a read
 };
 
+// What a store to a multicast address reaches: the same offset from each of `targets`.
+struct Multicast {
+  void* base;
+  size_t bytes;
+  std::vector<void*> targets;
+};
+
 enum class Starvation : int32_t {
   kBySeed = -1,
   kNone = 0,         // every runnable warp is equally likely
@@ -32,6 +39,7 @@ struct Options {
   int32_t starvation = static_cast<int32_t>(Starvation::kBySeed);
   uint64_t max_idle_ns = 3600ull * 1000 * 1000 * 1000;  // virtual time without progress before the launch is given up
   std::vector<Region> regions;
+  std::vector<Multicast> multicasts;
 };
 
 enum class Status : int32_t { kOk = 0, kTrapped = 1, kDeadlock = 2, kMisuse = 3 };
@@ -51,6 +59,7 @@ enum class RaceKind : int32_t {
   kUnorderedClear = 10,  // load_words or store_words of a word whose clear is not ordered before
   kClearedWhileRead = 11,  // clear_words of a word that somebody may still be reading
   kWrittenTwice = 12,    // store_words over data of this launch that nobody cleared
+  kNarrowScope = 13,     // accesses of two ranks that would be ordered, or atomic, if both sides had system scope
 };
 const char* name(RaceKind kind);
 
@@ -63,6 +72,10 @@ struct Race {
   int32_t first_block, first_warp, first_lane;
   int32_t second_block, second_warp, second_lane;
   bool stale;  // a read that was given the value before the write
+  int32_t first_rank, second_rank;
+  // What keeps the two from being ordered: kMissingRelease, kMissingAcquire, kMissingBarrier, kMissingWarpSync or kNarrowScope; `kind` itself
+  // where it says so, or concerns shared memory.
+  RaceKind missing;
 };
 
 constexpr size_t kMaxRaces = 64;       // kept; all are counted
@@ -78,7 +91,27 @@ struct Report {
   std::vector<Race> races;  // a selection, see kMaxRaces
 };
 
-// Runs body() once for every thread. block_threads: a multiple of 32, at most 1024; shared_bytes: dynamic shared memory of
+// One kernel: body() once for every thread of `grid` blocks. block_threads: a multiple of 32, at most 1024; shared_bytes: dynamic shared
+// memory of one block.
+struct Kernel {
+  int32_t grid;
+  int32_t block_threads;
+  size_t shared_bytes;
+  std::function<void()> body;
+};
+
+// A GPU and its stream: kernels that run one after the other, each with all that the ones before did. Ranks run at the same time, share
+// all memory, and are ordered by nothing but what they say to each other at system scope.
+struct Rank {
+  std::vector<Kernel> kernels;  // none: a rank that never comes
+  uint32_t slowness = 1;        // gets one in so many of its turns, each of which takes so many times as long
+};
+
+// Runs several ranks. A trap ends its own rank; the others go on. The status is then kTrapped, and the message names the ranks.
+// The rest as in launch().
+Report launch_ranks(const std::vector<Rank>& ranks, const Options& options);
+
+// One rank with one kernel. block_threads: a multiple of 32, at most 1024; shared_bytes: dynamic shared memory of
 // one block. One launch at a time in a process: concurrent calls wait for each other. Throws std::invalid_argument for sizes
 // out of range or overlapping regions, std::system_error when memory for stacks is refused.
 Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options);

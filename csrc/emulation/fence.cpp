@@ -1,6 +1,7 @@
-// fence_acq_rel_gpu: a fence before relaxed stores of words and a fence after loads of those words synchronise (PTX's release
-// and acquire patterns). The stores carry a Publication; loads collect them; the reader's fence learns what they hold.
+// fence_acq_rel_gpu and fence_acq_rel_system: a fence before relaxed stores of words and a fence after loads of those words synchronise
+// (PTX's release and acquire patterns). The stores carry a Publication; loads collect them; the reader's fence learns what they hold.
 #include <algorithm>
+#include <utility>
 
 #include "machine.hpp"
 
@@ -24,7 +25,7 @@ class Learner {
   std::vector<const Clock*> joined_;
 };
 
-void learn_pending(Lane& lane) {
+void learn_own_pending(Lane& lane) {
   if (lane.pending.empty()) return;
   Warp& warp = *lane.warp;
   if (!warp.fence_merged || warp.fence_from != lane.learned || warp.fence_pending != lane.pending) {
@@ -44,7 +45,20 @@ void learn_pending(Lane& lane) {
   lane.pending.clear();
 }
 
-PublicationPtr publish(Lane& lane) {
+// What other ranks published waits for a fence of system scope.
+void learn_pending(Lane& lane, Scope scope) {
+  std::vector<PublicationPtr> of_peers;
+  if (scope == Scope::kGpu && machine->has_ranks()) {
+    const auto is_own = [&](const PublicationPtr& publication) { return is_of_rank(lane, publication->warp); };
+    const auto first = std::stable_partition(lane.pending.begin(), lane.pending.end(), is_own);
+    of_peers.assign(first, lane.pending.end());
+    lane.pending.erase(first, lane.pending.end());
+  }
+  learn_own_pending(lane);
+  lane.pending = std::move(of_peers);
+}
+
+PublicationPtr publish(Lane& lane, Scope scope) {
   Warp& warp = *lane.warp;
   if (!warp.clock_copy) {
     warp.clock_copy = std::make_shared<Clock>(warp.clock);
@@ -52,6 +66,11 @@ PublicationPtr publish(Lane& lane) {
   }
   const uint32_t interval = interval_of(lane);
   machine->released.warps[warp.idx].add_some(interval, lane.bit);
+  if (scope == Scope::kSystem && machine->has_ranks()) {
+    if (warp.system_fenced != warp.clock_copy) join_across_blocks(machine->system_fenced, warp.clock, machine->next_tag);
+    warp.system_fenced = warp.clock_copy;
+    machine->system_fenced.warps[warp.idx].add_some(interval, lane.bit);
+  }
   lane.fenced_interval = interval + 1;
   warp.fenced_interval = std::max(warp.fenced_interval, lane.fenced_interval);
   return std::make_shared<Publication>(Publication{warp.clock_copy, lane.learned, warp.idx, interval, lane.bit});
@@ -59,26 +78,36 @@ PublicationPtr publish(Lane& lane) {
 
 }  // namespace
 
-void add_pending(Lane& lane, const PublicationPtr& carried) {
-  for (PublicationPtr& pending : lane.pending) {
-    if (pending == carried) return;
-    if (pending->warp != carried->warp || pending->lane != carried->lane) continue;
-    if (pending->interval < carried->interval) pending = carried;  // a lane's later fence publishes all that its earlier did
-    return;
+// Adds a publication, or puts it in the place of an older one of the same lane: a later fence publishes all that an earlier one did.
+bool keep_newest(std::vector<PublicationPtr>& kept, const PublicationPtr& carried) {
+  for (PublicationPtr& one : kept) {
+    if (one == carried) return false;
+    if (one->warp != carried->warp || one->lane != carried->lane) continue;
+    if (one->interval >= carried->interval) return false;
+    one = carried;
+    return true;
   }
-  lane.pending.push_back(carried);
+  kept.push_back(carried);
+  return true;
+}
+
+void add_pending(Lane& lane, const PublicationPtr& carried) {
+  if (keep_newest(lane.pending, carried) && !is_of_rank(lane, carried->warp)) keep_newest(lane.warp->block->rank->offered, carried);
+}
+
+void fence(Scope scope) {
+  maybe_preempt(kPreemptFenceOneIn);
+  Lane& lane = *machine->current;
+  learn_pending(lane, scope);
+  lane.publication = publish(lane, scope);
+  if (scope == Scope::kSystem) lane.system_publication = lane.publication;
 }
 
 }  // namespace sgl_lowlatency::emulation
 
 namespace sgl_lowlatency::dialect {
 
-void fence_acq_rel_gpu() {
-  using namespace emulation;
-  maybe_preempt(kPreemptFenceOneIn);
-  Lane& lane = *machine->current;
-  learn_pending(lane);
-  lane.publication = publish(lane);
-}
+void fence_acq_rel_gpu() { emulation::fence(emulation::Scope::kGpu); }
+void fence_acq_rel_system() { emulation::fence(emulation::Scope::kSystem); }
 
 }  // namespace sgl_lowlatency::dialect

@@ -7,6 +7,7 @@
 
 #include "clock.hpp"
 #include "emulation.hpp"
+#include "sgl_lowlatency/dialect/host.hpp"
 
 namespace sgl_lowlatency::emulation {
 
@@ -20,6 +21,7 @@ struct Stamp {
 };
 constexpr uint8_t kStampWritten = 1;
 constexpr uint8_t kStampAtomic = 2;
+constexpr uint8_t kStampSystem = 4;  // atomic at system scope
 
 struct Cell {
   Stamp write;
@@ -31,6 +33,11 @@ constexpr uint32_t kCellsPerLine = kLineBytes / 2;
 constexpr uint32_t kPageBytes = 4096;
 constexpr uint32_t kNoReader = 0xffffffffu;
 
+// The kinds of access that differ in what they race with: atomic ones with plain ones, and with atomic ones of another rank unless both are
+// of system scope; a clear with everything.
+enum class Access : uint8_t { kPlain, kAtomic, kSystem, kClear };
+constexpr Access atomic_access(Scope scope) { return scope == Scope::kSystem ? Access::kSystem : Access::kAtomic; }
+
 // Reads of some cells of a line, by some lanes of a warp, in one interval.
 struct ReaderNode {
   uint32_t interval;
@@ -38,7 +45,7 @@ struct ReaderNode {
   uint16_t warp;
   uint8_t cells;
   uint8_t fresh;  // of these, cells that gave the value of their last write
-  bool atomic;
+  Access access;
   uint32_t next;
 };
 
@@ -47,12 +54,18 @@ struct Line {
   uint32_t readers = kNoReader;
 };
 
+// What the last store_words of a word carries: to readers of its own rank, and to those of others.
+struct Carried {
+  PublicationPtr in_rank;
+  PublicationPtr to_peers;
+};
+
 // A word of load_words, store_words and clear_words.
 struct Word {
   Stamp clear;                // of the last clear
   uint32_t before_clear = 0;  // what that clear replaced
   bool holds_data = false;    // stored, and not cleared since
-  PublicationPtr carried;     // by the last store_words
+  Carried carried;            // by the last store_words
 };
 
 struct WordPage {
@@ -63,9 +76,6 @@ struct ShadowPage {
   Line lines[kPageBytes / kLineBytes];
   std::unique_ptr<WordPage> words;  // null: no word of the page was stored or cleared
 };
-
-// The kinds of write that differ in what they race with: a store of words with plain accesses, a clear with everything.
-enum class Write : uint8_t { kPlain, kAtomic, kClear };
 
 struct ShadowRegion {
   const char* name;
@@ -86,10 +96,10 @@ class GlobalMemory {
   void load_constant(void* value, const void* address, uint32_t bytes);
   void store(void* address, const void* value, uint32_t bytes);
   // Checks an atomic access against plain ones; the caller performs it.
-  void check_atomic(const void* address, uint32_t bytes, bool reads, bool writes);
+  void check_atomic(const void* address, uint32_t bytes, bool reads, bool writes, Scope scope);
   // words.cpp. load_words returns false when it gave an old value of some word.
-  bool load_words(uint32_t* words, const uint32_t* address, uint32_t num_words);
-  void store_words(uint32_t* address, const uint32_t* words, uint32_t num_words);
+  bool load_words(uint32_t* words, const uint32_t* address, uint32_t num_words, Scope scope);
+  void store_words(uint32_t* address, const uint32_t* words, uint32_t num_words, Scope scope);
   void clear_words(uint32_t* address);
   // A number for the 16-byte line that does not depend on where regions lie: a seed must replay.
   uint64_t line_number(const void* address);
@@ -101,19 +111,21 @@ class GlobalMemory {
   Line* line(ShadowRegion& region, uintptr_t address, bool create);
   Word* words(ShadowRegion& region, uintptr_t address, bool create);
   void forget_words(ShadowRegion& region, uintptr_t address, uint32_t bytes);
-  void add_reader(Line& line, uint32_t cells, uint32_t fresh, bool atomic);
-  void check_readers(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, uint32_t cells, Write kind);
-  // Those of `cells` whose last write is in no order with the current lane. Atomic accesses do not race with atomic writes.
-  uint32_t unordered_cells(const Line& line, uint32_t cells, bool atomic) const;
+  void add_reader(Line& line, uint32_t cells, uint32_t fresh, Access access);
+  void check_readers(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, uint32_t cells, Access access);
+  // Those of `cells` whose last write is in no order with the current lane, but for writes that `access` does not race with.
+  uint32_t unordered_cells(const Line& line, uint32_t cells, Access access) const;
+  // An atomic read that races with `write`.
+  void record_atomic_read(const ShadowRegion& region, uintptr_t address, uint32_t bytes, const Stamp& write);
   // Cells whose last write some lane has seen that the current lane is ordered after: it cannot get an older value.
   uint32_t seen_cells(const Line& line) const;
-  void check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, Write kind);
+  void check_write(ShadowRegion& region, Line& line, uintptr_t address, uint32_t bytes, Access access);
 
   std::vector<ShadowRegion> regions_;  // by address
   uintptr_t begin_ = 0, end_ = 0;
   ShadowRegion* last_ = nullptr;
   uintptr_t first_outside_ = 0;  // line outside all regions
-  std::unordered_map<const uint32_t*, PublicationPtr> carried_outside_;  // by words outside all regions, when there are any
+  std::unordered_map<const uint32_t*, Carried> carried_outside_;  // by words outside all regions, when there are any
   std::vector<ReaderNode> readers_;
   uint32_t free_readers_ = kNoReader;
 };

@@ -1,4 +1,4 @@
-// State of one launch. The rules live in scheduler, collectives, mbarrier, copy_async, atomics, words, fence and ordering.cpp.
+// State of one launch. The rules live in scheduler, kernels, collectives, mbarrier, copy_async, atomics, words, fence and ordering.cpp.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -44,6 +44,7 @@ class Random {
 
 struct Warp;
 struct Block;
+struct RankState;
 
 struct Mbarrier {
   uint64_t* address = nullptr;
@@ -77,10 +78,12 @@ struct Lane {
   ClockPtr learned;              // acquired since the last warp barrier, not yet known to the other lanes
   uint32_t fenced_interval = 0;  // its accesses since its last fence are of at least this interval
   PublicationPtr publication;    // of its last fence
+  PublicationPtr system_publication;  // of its last one of system scope
   std::vector<PublicationPtr> pending;  // carried by words read since its last fence, newest of each lane
   std::vector<AsyncCopy> copies;  // not waited for, by group
   uint32_t copies_done = 0;       // of `copies`, from the first
   uint32_t copy_group = 0;        // of the next copy: groups committed
+  bool has_awaited = true;        // the kernel in front of its own: await_previous_launch
   int32_t failed_mbarrier = -1;  // of the last mbarrier_test that returned false
   uint32_t failed_phase = 0;
   uint64_t looked_at_change = 0;  // Machine::num_changes when backoff last returned: what is polled was read later
@@ -110,6 +113,7 @@ struct Warp {
   uint32_t fenced_interval = 0;  // largest of its lanes
   Clock clock;
   ClockPtr clock_copy;        // of `clock`, for fences; null when there was none since it changed
+  ClockPtr system_fenced;     // the last clock_copy that is in Machine::system_fenced
   ClockPtr merged_from[2], merged;  // the last merge of two learned clocks, for the lanes that follow
   ClockPtr fence_from, fence_merged;  // the same of the last fence that learned `fence_pending`
   std::vector<PublicationPtr> fence_pending;
@@ -142,8 +146,10 @@ struct SharedGranule {
 };
 
 struct Block {
-  int32_t idx;
+  RankState* rank;
+  int32_t idx;       // in the kernel's grid
   char* shared;
+  size_t shared_bytes;
   BlockRange range;
   int32_t live_warps;
   NamedBarrier barriers[kNumNamedBarriers];
@@ -165,31 +171,49 @@ struct BulkCopy {
   uint32_t phase;
 };
 
-// A word accessed with release or acquire order.
+// A word accessed with release or acquire order: what the ranks released there for themselves, and what is for all.
 struct SyncLocation {
-  std::shared_ptr<Clock> clock;
+  std::vector<std::shared_ptr<Clock>> of_rank;
+  std::shared_ptr<Clock> of_system;  // null in a launch of one rank
+};
+
+// A rank: the kernel that it runs now, and the one that follows. Its kernels use the same warps again, whose clocks then know all that
+// the kernel before did.
+struct RankState {
+  const Rank& program;
+  int32_t idx;
+  size_t next_kernel = 0;
+  uint32_t first_warp = 0;
+  uint32_t num_warps = 0;  // of its largest kernel
+  char* shared = nullptr;
+  std::vector<std::unique_ptr<Block>> blocks;
+  uint32_t live_warps = 0;
+  bool trapped = false;
+  std::vector<PublicationPtr> offered;  // by words of other ranks that its lanes loaded: of each lane there the newest
 };
 
 struct Machine {
   const Options& options;
-  const std::function<void()>& body;
   Report& report;
   Random random;
-  size_t shared_bytes;
+  std::vector<std::unique_ptr<RankState>> ranks;
   std::vector<Lane> lanes;
   std::vector<std::unique_ptr<Warp>> warps;
-  std::vector<std::unique_ptr<Block>> blocks;
   Fiber scheduler;
   Lane* current = nullptr;
   GlobalMemory global;
   std::unordered_map<const void*, SyncLocation> sync_locations;
   Clock released;            // everything ever released, to name the missing half of a pair
+  Clock system_released;     // in a launch of several ranks, the same at system scope by a word
+  Clock system_fenced;       // and by a fence
   uint64_t next_tag = 1;
   std::vector<BulkCopy> bulk_copies;
   std::vector<Lane*> copying_lanes;  // with copies that have not happened
   std::vector<Warp*> run_list;
   std::vector<Warp*> polling_list;  // nothing runnable, at least one lane that a wake-up helps
-  uint32_t live_warps;
+  uint32_t live_warps = 0;
+  RankState* kernel_done = nullptr;  // whose last warp has exited
+  RankState* trapping = nullptr;     // of a trap, which the scheduler has to carry out
   uint64_t now_ns;
   uint64_t num_changes = 0;  // writes of words that somebody may poll
   uint64_t changed_at[1 << kLogLineBuckets] = {};  // num_changes after the last store_words to a line of the bucket
@@ -198,18 +222,29 @@ struct Machine {
   uint32_t stale_sixteenths; // how often an unordered read gets the old value
   uint32_t bulk_one_in;      // how rarely a pending bulk copy happens
 
-  Machine(const Options& launch_options, const std::function<void()>& launch_body, Report& launch_report, int grid,
-          int block_threads, size_t launch_shared_bytes, char* shared);
+  Machine(const std::vector<Rank>& programs, const Options& launch_options, Report& launch_report, uint32_t num_warps);
+  bool has_ranks() const { return ranks.size() > 1; }
 };
 
 extern Machine* machine;  // of the running launch
 
-// ---- scheduler.cpp: for code running on a lane ----
+// Does the warp belong to the lane's rank?
+inline bool is_of_rank(const Lane& lane, uint32_t warp) {
+  return !machine->has_ranks() || machine->warps[warp]->block->rank == lane.warp->block->rank;
+}
+
+// ---- scheduler.cpp ----
+void fiber_entry();             // of every lane
+void run_kernels(Machine& m);   // until all ranks are done, or the report says why not
+// For code running on a lane:
 void leave_lane();                       // the current lane gives way; it runs on once it is runnable again
 void maybe_preempt(uint32_t one_in);     // the whole warp may give way here
 void wake_lanes(Warp& warp, uint32_t lanes);
 [[noreturn]] void end_launch(Status status, const std::string& message);
 [[noreturn]] void misuse(const std::string& what);  // adds who did it
+[[noreturn]] void trap_rank();                      // of the current lane
+int32_t rank_of(const Lane& lane);
+std::string rank_text(const RankState& rank);  // "rank 1 ", or nothing where there is one
 
 // ---- polling.cpp ----
 uint64_t line_bucket(const void* line);         // a bit
@@ -227,12 +262,13 @@ Stamp stamp_of(const Lane& lane, uint32_t flags);
 bool knows(const Lane& lane, const Stamp& stamp);
 void learn(Lane& lane, const ClockPtr& clock);
 void publish_in_block(Lane& lane, Clock& target);
-void publish_across_blocks(Lane& lane, Clock& target);
+void publish_across_blocks(Lane& lane, Clock& target, Clock& record);  // record: Machine::released or system_released
 void barrier_in_warp(Warp& warp);        // every lane learns and publishes to every other
 uint32_t known_lanes(const Lane& lane, uint32_t warp, uint32_t interval);
 bool phase_seen(const Lane& lane, uint32_t mbarrier, uint32_t phases);
 void record_race(RaceKind kind, const char* region, size_t offset, uint32_t bytes, uint32_t first_warp, int32_t first_lane,
                  bool stale);
+void record_race(RaceKind kind, const char* region, size_t offset, uint32_t bytes, const Stamp& first, bool stale);
 RaceKind read_race_kind(const Lane& reader, const Stamp& write);
 
 // ---- collectives.cpp ----
@@ -240,12 +276,22 @@ void check_barriers_can_complete(Block& block);
 
 // ---- atomics.cpp ----
 void check_alignment(const void* address, uint32_t bytes, const char* call);
+// The same, and that the kernel in front is awaited: for accesses of memory that it may touch.
+void check_access(const void* address, uint32_t bytes, const char* call);
 
 // ---- global_memory.cpp ----
 uint32_t cell_mask(uintptr_t address, uint32_t bytes);  // of a line
 
+// ---- kernels.cpp ----
+size_t shared_stride(size_t shared_bytes);  // every block's shared memory begins at a multiple of kStageAlignment, as on the GPU
+void prepare_lane(Lane& lane);        // launch.cpp: it will run the body of its rank's kernel
+void start_kernel(RankState& rank);   // its next one
+void finish_kernel(RankState& rank);  // all of its warps have exited
+void kill_rank(RankState& rank);
+
 // ---- fence.cpp ----
 void add_pending(Lane& lane, const PublicationPtr& carried);
+void fence(Scope scope);
 
 // ---- copy_async.cpp ----
 void finish_some_async_copies();

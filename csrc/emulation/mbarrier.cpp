@@ -71,7 +71,7 @@ void suspend_at(Lane& lane, Mbarrier& mbarrier) {
 
 size_t shared_offset(const Block& block, const void* pointer, uint32_t bytes, const char* what) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(block.shared), at = reinterpret_cast<uintptr_t>(pointer);
-  if (at < begin || at + bytes > begin + machine->shared_bytes) misuse(std::string(what) + ": not in the block's shared memory");
+  if (at < begin || at + bytes > begin + block.shared_bytes) misuse(std::string(what) + ": not in the block's shared memory");
   return at - begin;
 }
 

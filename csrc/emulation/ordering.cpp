@@ -47,12 +47,12 @@ void publish_in_block(Lane& lane, Clock& target) {
   publish_own(lane, target);
 }
 
-void publish_across_blocks(Lane& lane, Clock& target) {
+void publish_across_blocks(Lane& lane, Clock& target, Clock& record) {
   Warp& warp = *lane.warp;
   join_across_blocks(target, warp.clock, machine->next_tag);
   if (lane.learned) join_across_blocks(target, *lane.learned, machine->next_tag);
   publish_own(lane, target);
-  join_across_blocks(machine->released, target, machine->next_tag);
+  join_across_blocks(record, target, machine->next_tag);
 }
 
 void barrier_in_warp(Warp& warp) {
@@ -88,12 +88,38 @@ bool phase_seen(const Lane& lane, uint32_t mbarrier, uint32_t phases) {
          (lane.learned && lane.learned->mbarrier_phases[mbarrier] >= phases);
 }
 
+namespace {
+
+// Did some word bring the reader's rank what a fence of another rank published of the write?
+bool was_offered(const Lane& reader, const Stamp& write) {
+  for (const PublicationPtr& carried : reader.warp->block->rank->offered) {
+    uint32_t lanes = carried->warp_clock->warps[write.warp].covers(write.interval);
+    if (carried->learned) lanes |= carried->learned->warps[write.warp].covers(write.interval);
+    if (carried->warp == write.warp && write.interval <= carried->interval) lanes |= carried->lane;
+    if ((lanes >> write.lane & 1u) != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 RaceKind read_race_kind(const Lane& reader, const Stamp& write) {
   if (write.warp == reader.warp->idx) return RaceKind::kMissingWarpSync;
   const BlockRange& range = reader.warp->block->range;
   if (write.warp >= range.own_begin && write.warp < range.own_end) return RaceKind::kMissingBarrier;
-  const uint32_t released = machine->released.warps[write.warp].covers(write.interval);
-  return (released >> write.lane & 1u) != 0 ? RaceKind::kMissingAcquire : RaceKind::kMissingRelease;
+  const auto is_in = [&](const Clock& clock) { return (clock.warps[write.warp].covers(write.interval) >> write.lane & 1u) != 0; };
+  if (is_of_rank(reader, write.warp)) return is_in(machine->released) ? RaceKind::kMissingAcquire : RaceKind::kMissingRelease;
+  if (is_in(machine->system_released)) return RaceKind::kMissingAcquire;
+  if (is_in(machine->system_fenced)) return was_offered(reader, write) ? RaceKind::kMissingAcquire : RaceKind::kMissingRelease;
+  return is_in(machine->released) ? RaceKind::kNarrowScope : RaceKind::kMissingRelease;
+}
+
+void record_race(RaceKind kind, const char* region, size_t offset, uint32_t bytes, const Stamp& first, bool stale) {
+  const size_t before = machine->report.races.size();
+  record_race(kind, region, offset, bytes, first.warp, first.lane, stale);
+  if (machine->report.races.size() > before && kind != RaceKind::kNarrowScope) {
+    machine->report.races.back().missing = read_race_kind(*machine->current, first);
+  }
 }
 
 void record_race(RaceKind kind, const char* region, size_t offset, uint32_t bytes, uint32_t first_warp, int32_t first_lane,
@@ -113,13 +139,16 @@ void record_race(RaceKind kind, const char* region, size_t offset, uint32_t byte
             lane.identity.block_idx,
             static_cast<int32_t>(lane.warp->idx_in_block),
             lane.idx,
-            stale};
+            stale,
+            first.block->rank->idx,
+            rank_of(lane),
+            kind};
   size_t num_alike = 0;
   for (const Race& known : report.races) {
     if (known.kind != kind || known.region != race.region) continue;
     if (++num_alike == kMaxRacesAlike) return;
-    if (known.first_block == race.first_block && known.first_warp == race.first_warp && known.second_block == race.second_block &&
-        known.second_warp == race.second_warp) {
+    if (known.first_rank == race.first_rank && known.second_rank == race.second_rank && known.first_block == race.first_block &&
+        known.first_warp == race.first_warp && known.second_block == race.second_block && known.second_warp == race.second_warp) {
       return;
     }
   }
@@ -141,6 +170,7 @@ const char* name(RaceKind kind) {
     case RaceKind::kUnorderedClear: return "word used with no order after its clear";
     case RaceKind::kClearedWhileRead: return "clear overtakes read";
     case RaceKind::kWrittenTwice: return "word written twice";
+    case RaceKind::kNarrowScope: return "scope that does not reach another rank";
   }
   return "unknown";
 }

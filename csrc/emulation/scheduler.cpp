@@ -1,27 +1,19 @@
-// Chooses which warp runs, completes bulk copies, moves virtual time, ends launches. One OS thread; every choice is seeded.
+// Chooses which warp runs, completes bulk copies, moves virtual time. One OS thread; every choice is seeded.
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
-#include <mutex>
-#include <stdexcept>
+#include <utility>
 
 #include "machine.hpp"
 
 namespace sgl_lowlatency::emulation {
-
-const ThreadIdentity* current_identity = nullptr;
-dialect::Planted current_planted = dialect::Planted::kNone;
-Machine* machine = nullptr;
-
 namespace {
 
-constexpr uint64_t kStartNs = 1'000'000'000;
 constexpr uint64_t kSliceNs = 64;          // virtual time of one scheduler choice
 constexpr uint64_t kFirstIdleNs = 1'000;   // a jump of time when only pollers are left is this or a part of the idle time
 constexpr uint64_t kIdleParts = 256;       // so far: far deadlines come quickly, and are overrun by little
 constexpr uint32_t kWakePollerOneIn = 64;  // pollers also look again for no reason
-constexpr size_t kRedZoneBytes = 128;      // poisoned memory behind every block's shared memory
+constexpr int32_t kSlowTries = 16;         // choices in which a slow rank may be passed over
 
 void run(Lane& next, Fiber& from) {
   machine->current = &next;
@@ -50,25 +42,11 @@ void lane_exited(Lane& lane) {
   if (warp.exited != kAllLanes) return;
   --machine->live_warps;
   --block.live_warps;
+  if (--block.rank->live_warps == 0) machine->kernel_done = block.rank;
   check_barriers_can_complete(block);
   if (block.live_warps == 0 && block.bulk_in_flight != 0) {
     misuse("block exits with " + std::to_string(block.bulk_in_flight) + " bulk loads in flight");
   }
-}
-
-void fiber_entry() {
-  std::string error;
-  try {
-    machine->body();
-  } catch (const std::exception& exception) {
-    error = std::string("exception in the kernel: ") + exception.what();
-  } catch (...) {
-    error = "exception in the kernel";
-  }
-  if (!error.empty()) misuse(error);
-  lane_exited(*machine->current);
-  leave_lane();
-  std::abort();  // an exited lane is never resumed
 }
 
 class Scheduler {
@@ -76,6 +54,9 @@ class Scheduler {
   explicit Scheduler(Machine& m) : m_(m), starvation_(choose_starvation(m)) {}
 
   void run_all() {
+    for (const auto& rank : m_.ranks) {
+      if (!rank->program.kernels.empty()) start_kernel(*rank);
+    }
     while (m_.live_warps > 0 && m_.report.status == Status::kOk) {
       if (!m_.bulk_copies.empty() && m_.random.one_in(m_.bulk_one_in)) finish_some_bulk_copies();
       if (!m_.copying_lanes.empty() && m_.random.one_in(m_.bulk_one_in)) finish_some_async_copies();
@@ -84,6 +65,7 @@ class Scheduler {
       }
       if (!m_.run_list.empty()) {
         run_slice(pick());
+        if (m_.kernel_done != nullptr) finish_kernel(*std::exchange(m_.kernel_done, nullptr));
       } else if (!m_.bulk_copies.empty()) {
         finish_some_bulk_copies();
       } else if (!idle()) {
@@ -109,20 +91,37 @@ class Scheduler {
 
   bool allowed(const Warp& warp) const {
     switch (starvation_) {
-      case Starvation::kStarveBlock: return static_cast<uint32_t>(warp.block->idx) != victim_;
+      case Starvation::kStarveBlock: return !is_victim(*warp.block);
       case Starvation::kStarveWarp: return warp.idx != victim_;
-      case Starvation::kFavourBlock: return static_cast<uint32_t>(warp.block->idx) == victim_;
+      case Starvation::kFavourBlock: return is_victim(*warp.block);
       default: return true;
     }
+  }
+  // Of several ranks, a whole one every other time.
+  bool is_victim(const Block& block) const {
+    if (victim_is_rank_) return static_cast<uint32_t>(block.rank->idx) == victim_;
+    return block.range.own_begin <= victim_ && victim_ < block.range.own_end;
+  }
+  // Passes over warps of slow ranks as often as they ask for.
+  size_t choose() {
+    const uint32_t size = static_cast<uint32_t>(m_.run_list.size());
+    size_t pos = m_.random.below(size);
+    for (int32_t i = 0; m_.has_ranks() && i < kSlowTries; ++i) {
+      const uint32_t slowness = m_.run_list[pos]->block->rank->program.slowness;
+      if (slowness == 1 || m_.random.one_in(slowness)) break;
+      pos = m_.random.below(size);
+    }
+    return pos;
   }
 
   size_t pick() {
     const uint32_t size = static_cast<uint32_t>(m_.run_list.size());
-    const uint32_t first = m_.random.below(size);
+    const uint32_t first = static_cast<uint32_t>(choose());
     if (starvation_ == Starvation::kNone || starvation_ == Starvation::kBySeed) return first;
     if (stretch_ == 0) {
       stretch_ = 16u << m_.random.below(10);
-      victim_ = m_.random.below(static_cast<uint32_t>(starvation_ == Starvation::kStarveWarp ? m_.warps.size() : m_.blocks.size()));
+      victim_is_rank_ = m_.has_ranks() && starvation_ != Starvation::kStarveWarp && m_.random.one_in(2);
+      victim_ = m_.random.below(static_cast<uint32_t>(victim_is_rank_ ? m_.ranks.size() : m_.warps.size()));
     }
     --stretch_;
     for (uint32_t i = 0; i < size; ++i) {
@@ -136,10 +135,11 @@ class Scheduler {
     Warp& warp = *m_.run_list[pos];
     const uint64_t choice = m_.random.next();
     warp.descending = (choice & 1) != 0;
-    m_.now_ns += kSliceNs;
+    m_.now_ns += kSliceNs * warp.block->rank->program.slowness;
     ++m_.report.slices;
     run(next_lane(warp, static_cast<int32_t>((choice >> 1) & 31), warp.runnable), m_.scheduler);
     m_.current = nullptr;
+    if (m_.trapping != nullptr) return kill_rank(*std::exchange(m_.trapping, nullptr));
     if (warp.runnable != 0) return;
     const uint32_t looking_again = warp.polling == 0 ? 0 : lanes_with_news(warp);
     if (looking_again != 0) {
@@ -181,108 +181,31 @@ class Scheduler {
 
   Machine& m_;
   Starvation starvation_;
-  uint32_t victim_ = 0;
+  uint32_t victim_ = 0;  // a rank or a warp
+  bool victim_is_rank_ = false;
   uint32_t stretch_ = 0;
   uint64_t idle_total_ns_ = 0;
 };
 
-// Kept between launches: stacks and shared memory.
-struct Storage {
-  std::mutex one_launch;
-  StackPool stacks;
-  std::unique_ptr<char, void (*)(void*)> shared{nullptr, std::free};
-  size_t shared_bytes = 0;
-
-  char* reserve_shared(size_t bytes) {
-    if (bytes > shared_bytes) {
-      shared.reset(static_cast<char*>(std::aligned_alloc(abi::kStageAlignment, bytes)));
-      shared_bytes = shared ? bytes : 0;
-      if (!shared) throw std::bad_alloc();
-    }
-    std::memset(shared.get(), kPoisonByte, bytes);
-    return shared.get();
-  }
-};
-
-// Every block's shared memory begins at a multiple of kStageAlignment, as on the GPU.
-size_t shared_stride(size_t shared_bytes) {
-  return (shared_bytes + kRedZoneBytes + abi::kStageAlignment - 1) / abi::kStageAlignment * abi::kStageAlignment;
-}
-
-void check_red_zones(const Machine& m, Report& report) {
-  const size_t begin = m.shared_bytes, end = shared_stride(m.shared_bytes);
-  for (const auto& block : m.blocks) {
-    for (size_t i = begin; i < end; ++i) {
-      if (static_cast<unsigned char>(block->shared[i]) == kPoisonByte) continue;
-      report.status = Status::kMisuse;
-      report.message = "block " + std::to_string(block->idx) + " wrote shared byte " + std::to_string(i) + " of " +
-                       std::to_string(m.shared_bytes);
-      return;
-    }
-  }
-}
-
-thread_local bool thread_is_launching = false;
-
-struct Running {
-  explicit Running(Machine& m) {
-    machine = &m;
-    current_planted = m.options.planted;
-    thread_is_launching = true;
-  }
-  ~Running() {
-    thread_is_launching = false;
-    machine = nullptr;
-    current_identity = nullptr;
-    current_planted = dialect::Planted::kNone;
-  }
-};
-
 }  // namespace
 
-Machine::Machine(const Options& launch_options, const std::function<void()>& launch_body, Report& launch_report, int grid,
-                 int block_threads, size_t launch_shared_bytes, char* shared)
-    : options(launch_options),
-      body(launch_body),
-      report(launch_report),
-      random(launch_options.seed),
-      shared_bytes(launch_shared_bytes),
-      lanes(static_cast<size_t>(grid) * block_threads),
-      global(launch_options.regions),
-      released(static_cast<size_t>(grid) * block_threads / kWarpSize),
-      live_warps(static_cast<uint32_t>(grid) * block_threads / kWarpSize),
-      now_ns(kStartNs) {
-  const uint32_t warps_per_block = static_cast<uint32_t>(block_threads / kWarpSize);
-  static constexpr uint32_t kStale[4] = {4, 8, 12, 15};
-  static constexpr uint32_t kBulk[4] = {1, 4, 16, 128};
-  stale_sixteenths = kStale[random.below(4)];
-  bulk_one_in = kBulk[random.below(4)];
-  for (int32_t b = 0; b < grid; ++b) {
-    blocks.push_back(std::make_unique<Block>());
-    Block& block = *blocks.back();
-    block.idx = b;
-    block.shared = shared + static_cast<size_t>(b) * shared_stride(shared_bytes);
-    block.range = {b * warps_per_block, (b + 1) * warps_per_block, 0};
-    block.live_warps = static_cast<int32_t>(warps_per_block);
-    block.granules.resize(shared_bytes / kLineBytes + 1);
-    for (uint32_t w = 0; w < warps_per_block; ++w) {
-      warps.push_back(std::make_unique<Warp>(live_warps));
-      Warp& warp = *warps.back();
-      warp.block = &block;
-      warp.idx_in_block = w;
-      warp.idx = b * warps_per_block + w;
-      warp.lanes = &lanes[static_cast<size_t>(warp.idx) * kWarpSize];
-      run_list.push_back(&warp);
-      for (int32_t l = 0; l < kWarpSize; ++l) {
-        Lane& lane = warp.lanes[l];
-        lane.warp = &warp;
-        lane.idx = l;
-        lane.bit = 1u << l;
-        lane.identity = {static_cast<int32_t>(w) * kWarpSize + l, b, grid, block.shared};
-      }
-    }
+void fiber_entry() {
+  std::string error;
+  try {
+    const RankState& rank = *machine->current->warp->block->rank;
+    rank.program.kernels[rank.next_kernel - 1].body();
+  } catch (const std::exception& exception) {
+    error = std::string("exception in the kernel: ") + exception.what();
+  } catch (...) {
+    error = "exception in the kernel";
   }
+  if (!error.empty()) misuse(error);
+  lane_exited(*machine->current);
+  leave_lane();
+  std::abort();  // an exited lane is never resumed
 }
+
+void run_kernels(Machine& m) { Scheduler(m).run_all(); }
 
 void leave_lane() {
   Lane& lane = *machine->current;
@@ -327,35 +250,17 @@ void end_launch(Status status, const std::string& message) {
   std::abort();  // the scheduler runs nothing more
 }
 
-void misuse(const std::string& what) {
-  const Lane& lane = *machine->current;
-  end_launch(Status::kMisuse, "block " + std::to_string(lane.identity.block_idx) + " warp " +
-                                  std::to_string(lane.warp->idx_in_block) + " lane " + std::to_string(lane.idx) + ": " + what);
+void trap_rank() {
+  if (!machine->has_ranks()) end_launch(Status::kTrapped, "trap");
+  machine->trapping = machine->current->warp->block->rank;
+  switch_fiber(machine->current->fiber, machine->scheduler);
+  std::abort();  // no lane of the rank runs any more
 }
 
-Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options) {
-  static Storage storage;
-  if (thread_is_launching) throw std::invalid_argument("emulation: launch inside a kernel");
-  if (grid < 1 || grid > 1024) throw std::invalid_argument("emulation: grid must be 1..1024");
-  if (block_threads < kWarpSize || block_threads > 1024 || block_threads % kWarpSize != 0) {
-    throw std::invalid_argument("emulation: block_threads must be a multiple of 32, at most 1024");
-  }
-  if (shared_bytes > (size_t{1} << 20)) throw std::invalid_argument("emulation: shared_bytes above 1 MiB");
-  if (options.starvation < -1 || options.starvation > 3) throw std::invalid_argument("emulation: unknown starvation mode");
-  const std::lock_guard<std::mutex> lock(storage.one_launch);
-  const size_t num_threads = static_cast<size_t>(grid) * block_threads;
-  storage.stacks.reserve(num_threads);
-  char* const shared = storage.reserve_shared(shared_stride(shared_bytes) * grid);
-  Report report;
-  Machine launched(options, body, report, grid, block_threads, shared_bytes, shared);
-  for (size_t i = 0; i < num_threads; ++i) {
-    prepare_fiber(launched.lanes[i].fiber, storage.stacks.stack(i), kStackBytes - (i % 16) * 64, fiber_entry);
-  }
-  const Running running(launched);
-  Scheduler(launched).run_all();
-  if (report.status == Status::kOk) check_red_zones(launched, report);
-  report.virtual_ns = launched.now_ns - kStartNs;
-  return report;
+void misuse(const std::string& what) {
+  const Lane& lane = *machine->current;
+  end_launch(Status::kMisuse, rank_text(*lane.warp->block->rank) + "block " + std::to_string(lane.identity.block_idx) + " warp " +
+                                  std::to_string(lane.warp->idx_in_block) + " lane " + std::to_string(lane.idx) + ": " + what);
 }
 
 const char* name(Status status) {

@@ -17,6 +17,7 @@ const Selftests& selftests() {
     add_load_stage_selftests(tests);
     add_fp8_selftests(tests);
     add_routing_selftests(tests);
+    add_ranks_selftests(tests);
     add_misuse_selftests(tests);
     return tests;
   }();
@@ -34,6 +35,9 @@ RaceRecord record(const Race& race) {
           {"second_block", static_cast<int64_t>(race.second_block)},
           {"second_warp", static_cast<int64_t>(race.second_warp)},
           {"second_lane", static_cast<int64_t>(race.second_lane)},
+          {"first_rank", static_cast<int64_t>(race.first_rank)},
+          {"second_rank", static_cast<int64_t>(race.second_rank)},
+          {"missing", std::string(name(race.missing))},
           {"stale", race.stale}};
 }
 

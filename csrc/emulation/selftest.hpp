@@ -34,6 +34,7 @@ void add_copy_async_selftests(Selftests& tests);
 void add_load_stage_selftests(Selftests& tests);
 void add_fp8_selftests(Selftests& tests);
 void add_routing_selftests(Selftests& tests);
+void add_ranks_selftests(Selftests& tests);
 void add_misuse_selftests(Selftests& tests);
 
 }  // namespace sgl_lowlatency::emulation

@@ -22,7 +22,7 @@ std::string mbarrier_text(const Block& block, const Mbarrier& mbarrier) {
 
 std::string describe(const Warp& warp) {
   const Block& block = *warp.block;
-  std::string text = "block " + std::to_string(block.idx) + " warp " + std::to_string(warp.idx_in_block) + ":";
+  std::string text = rank_text(*block.rank) + "block " + std::to_string(block.idx) + " warp " + std::to_string(warp.idx_in_block) + ":";
   if (warp.at_barrier != 0) {
     const NamedBarrier& barrier = block.barriers[warp.barrier_id];
     text += " wait in barrier " + std::to_string(warp.barrier_id) + " (" + std::to_string(barrier.arrived) + " of " +

@@ -36,18 +36,8 @@ class DraftSamplerFault(RuntimeError):
     """A draft_sampler launch that ended itself; the message is describe_draft_fault's."""
 
 
-def describe_draft_fault(record) -> str:
-    """As describe_fault, of a record that draft_sampler left."""
-    kind = _KIND_NAMES[record.kind]
-    block = f"draft_sampler stopped: rank {record.rank}, SM {record.sm}, block {record.block}"
-    if kind == "bad_token_id":
-        signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns
-        return f"{block}: request {record.edge} has anchor token {signed}, outside 0..{record.expected - 1} (the vocabulary size)"
-    waited = f"{block} waited {record.waited_ns / 1e9:.2f} s"
-    if kind in ("ring_full", "ring_empty"):
-        return f"{waited} for {'weights to arrive in' if kind == 'ring_full' else 'the consumers to free'} ring stage {record.edge}"
-    rank, missed = divmod(record.seen, record.expected)
-    return f"{waited} for block {missed} of rank {rank} to answer in step {record.layer} for request {record.edge}"
+class EpilogueMulticastFault(RuntimeError):
+    """The same of epilogue_multicast; of several ranks, their messages one after the other."""
 
 
 def describe_fault(record) -> str:
@@ -55,6 +45,13 @@ def describe_fault(record) -> str:
     kind = _KIND_NAMES[record.kind]
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
     signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
+    if kind in ("peer_tile", "peer_abort"):  # edge: the rank that was waited for; expected: the tile
+        own = f"rank {record.edge}'s part of tile {record.expected} of layer {record.layer}"
+        if kind == "peer_tile":
+            return f"epilogue_multicast stopped: {block} waited {record.waited_ns / 1e9:.2f} s for {own}"
+        waiter, awaited, layer, tile = _C.abort_reason(record.waited_ns)
+        meanwhile = f", while it waited for {own}" if record.edge >= 0 else ""
+        return f"epilogue_multicast stopped: {block}: rank {waiter} gave up waiting for rank {awaited}'s part of tile {tile} of layer {layer}{meanwhile}"
     if kind == "bad_expert_id":
         return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
     if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer
@@ -74,3 +71,17 @@ def describe_fault(record) -> str:
         return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its warps to finish a tile of {abi.OP_NAMES[record.edge]}"
     what, limit = _INPUT_NAMES[kind]
     return f"decode_step stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"
+
+
+def describe_draft_fault(record) -> str:
+    """As describe_fault, of a record that draft_sampler left."""
+    kind = _KIND_NAMES[record.kind]
+    block = f"draft_sampler stopped: rank {record.rank}, SM {record.sm}, block {record.block}"
+    if kind == "bad_token_id":
+        signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns
+        return f"{block}: request {record.edge} has anchor token {signed}, outside 0..{record.expected - 1} (the vocabulary size)"
+    waited = f"{block} waited {record.waited_ns / 1e9:.2f} s"
+    if kind in ("ring_full", "ring_empty"):
+        return f"{waited} for {'weights to arrive in' if kind == 'ring_full' else 'the consumers to free'} ring stage {record.edge}"
+    rank, missed = divmod(record.seen, record.expected)
+    return f"{waited} for block {missed} of rank {rank} to answer in step {record.layer} for request {record.edge}"

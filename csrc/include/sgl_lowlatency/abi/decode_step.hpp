@@ -157,6 +157,8 @@ enum FaultKind : uint32_t {
   kFaultPartial = 10,       // a consumer warp waited too long for another one's part of a tile
   kFaultRouting = 11,       // the producer waited too long for the block's routing of a layer
   kFaultCandidate = 12,     // draft_sampler: a block, of this rank or of another, did not hand over its candidate in time
+  kFaultPeerTile = 13,      // another rank's partial sum of a tile was not there in time; the abort word of every rank is raised
+  kFaultPeerAbort = 14,     // another rank has raised this rank's abort word, while it waited itself for what the record names, or for nothing
 };
 
 // Written once, by the first thread whose wait outlived the deadline or that met invalid input. Host-visible memory.
@@ -167,12 +169,14 @@ struct FaultRecord {
   int32_t sm;
   int32_t block;
   int32_t layer;       // 0 for inputs that are checked before the first layer; num_layers for the ring stages of the LM head; a draft's step
-  int32_t edge;        // EdgeIdx, or the ring stage, the operation for kFaultPartial, or the row for kFaultBad* (of what a request has, its first
-                       // row); the request for kFaultCandidate
-  uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*; blocks of a rank
-  uint32_t seen;       // the word; the other parity; its low 32 bits; for kFaultCandidate rank * blocks of a rank + block, of the one that is missed
+  int32_t edge;        // EdgeIdx; the ring stage; the operation for kFaultPartial; the row for kFaultBad* (of what a request has, its first row);
+                       // the request for kFaultCandidate; the rank that was waited for, for kFaultPeer*; -1: none
+  uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*; blocks of a rank for
+                       // kFaultCandidate; the tile for kFaultPeer*
+  uint32_t seen;       // the word; the other parity; its low 32 bits; for kFaultCandidate rank * blocks of a rank + block, of the one that is missed;
+                       // the rank that gave up for kFaultPeer*
   uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
-  uint64_t waited_ns;  // for kFaultBad* the value itself, int64
+  uint64_t waited_ns;  // for kFaultBad* the value itself, int64; for kFaultPeerAbort the abort word
 };
 static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, waited_ns) == 40, "read by the host while the kernel runs");
 

@@ -106,11 +106,29 @@ SGL_DEVICE void clear_words(uint32_t* p) {
   const uint32_t clear[4] = {abi::kUnwritten, abi::kUnwritten, abi::kUnwritten, abi::kUnwritten};
   store_words(p, clear);
 }
+SGL_DEVICE void load_words_system(uint32_t (&w)[1], const uint32_t* p) {
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(w[0]) : "l"(p) : "memory");
+}
 SGL_DEVICE void load_words_system(uint32_t (&w)[2], const uint32_t* p) {
   asm volatile("ld.relaxed.sys.global.v2.u32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
 }
+SGL_DEVICE void load_words_system(uint32_t (&w)[4], const uint32_t* p) {
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p) : "memory");
+}
+SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[1]) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(w[0]) : "memory"); }
 SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[2]) {
   asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(w[0]), "r"(w[1]) : "memory");
+}
+SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[4]) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+// Floats by name, words by content: the store moves bits.
+SGL_DEVICE void store_words_multicast(uint32_t* p, const uint32_t (&w)[2]) {
+  asm volatile("multimem.st.relaxed.sys.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(__uint_as_float(w[0])), "f"(__uint_as_float(w[1])) : "memory");
+}
+SGL_DEVICE void store_words_multicast(uint32_t* p, const uint32_t (&w)[4]) {
+  asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(p), "f"(__uint_as_float(w[0])), "f"(__uint_as_float(w[1])),
+               "f"(__uint_as_float(w[2])), "f"(__uint_as_float(w[3])) : "memory");
 }
 SGL_DEVICE void fence_acq_rel_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 SGL_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
@@ -139,6 +157,16 @@ SGL_DEVICE uint32_t fetch_add_acq_rel_gpu(uint32_t* p, uint32_t value) {
 SGL_DEVICE uint32_t load_relaxed_system(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+SGL_DEVICE uint64_t load_relaxed_system(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+SGL_DEVICE uint32_t load_acquire_system(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
 SGL_DEVICE void store_relaxed_system(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }

@@ -26,6 +26,7 @@ struct ThreadIdentity {
 };
 
 enum class Order : uint8_t { kRelaxed, kAcquire, kRelease, kAcquireRelease };
+enum class Scope : uint8_t { kGpu, kSystem };  // of one rank, of all ranks
 
 extern const ThreadIdentity* current_identity;  // of the running fiber
 extern dialect::Planted current_planted;        // Options::planted of the running launch
@@ -33,13 +34,15 @@ extern dialect::Planted current_planted;        // Options::planted of the runni
 void load_plain_bytes(void* value, const void* address, uint32_t bytes);
 void load_constant_bytes(void* value, const void* address, uint32_t bytes);
 void store_plain_bytes(void* address, const void* value, uint32_t bytes);
-uint32_t atomic_load_u32(const uint32_t* address, Order order);
-void atomic_store_u32(uint32_t* address, uint32_t value, Order order);
-void atomic_store_u64(uint64_t* address, uint64_t value, Order order);
-uint32_t atomic_add_u32(uint32_t* address, uint32_t value, Order order);
-uint32_t atomic_cas_u32(uint32_t* address, uint32_t expected, uint32_t desired, Order order);
-void load_word_vector(uint32_t* words, const uint32_t* address, uint32_t num_words);
-void store_word_vector(uint32_t* address, const uint32_t* words, uint32_t num_words);
+uint32_t atomic_load_u32(const uint32_t* address, Order order, Scope scope);
+uint64_t atomic_load_u64(const uint64_t* address, Order order, Scope scope);
+void atomic_store_u32(uint32_t* address, uint32_t value, Order order, Scope scope);
+void atomic_store_u64(uint64_t* address, uint64_t value, Order order, Scope scope);
+uint32_t atomic_add_u32(uint32_t* address, uint32_t value, Order order, Scope scope);
+uint32_t atomic_cas_u32(uint32_t* address, uint32_t expected, uint32_t desired, Order order, Scope scope);
+void load_word_vector(uint32_t* words, const uint32_t* address, uint32_t num_words, Scope scope);
+void store_word_vector(uint32_t* address, const uint32_t* words, uint32_t num_words, Scope scope);
+void store_word_vector_multicast(uint32_t* address, const uint32_t* words, uint32_t num_words);
 void wait_for_copies(uint32_t max_pending);
 
 }  // namespace sgl_lowlatency::emulation
@@ -100,55 +103,75 @@ SGL_DEVICE T* load_constant_pointer(T* const* address) {
 }
 
 SGL_DEVICE uint32_t load_acquire_gpu(const uint32_t* address) {
-  return emulation::atomic_load_u32(address, emulation::Order::kAcquire);
+  return emulation::atomic_load_u32(address, emulation::Order::kAcquire, emulation::Scope::kGpu);
 }
 SGL_DEVICE uint32_t load_relaxed_gpu(const uint32_t* address) {
-  return emulation::atomic_load_u32(address, emulation::Order::kRelaxed);
+  return emulation::atomic_load_u32(address, emulation::Order::kRelaxed, emulation::Scope::kGpu);
 }
 SGL_DEVICE void add_release_gpu(uint32_t* address, uint32_t value) {
-  emulation::atomic_add_u32(address, value, emulation::Order::kRelease);
+  emulation::atomic_add_u32(address, value, emulation::Order::kRelease, emulation::Scope::kGpu);
 }
 SGL_DEVICE void add_relaxed_gpu(uint32_t* address, uint32_t value) {
-  emulation::atomic_add_u32(address, value, emulation::Order::kRelaxed);
+  emulation::atomic_add_u32(address, value, emulation::Order::kRelaxed, emulation::Scope::kGpu);
 }
 SGL_DEVICE uint32_t fetch_add_acq_rel_gpu(uint32_t* address, uint32_t value) {
-  return emulation::atomic_add_u32(address, value, emulation::Order::kAcquireRelease);
+  return emulation::atomic_add_u32(address, value, emulation::Order::kAcquireRelease, emulation::Scope::kGpu);
 }
 
 SGL_DEVICE uint32_t load_relaxed_system(const uint32_t* address) {
-  return emulation::atomic_load_u32(address, emulation::Order::kRelaxed);
+  return emulation::atomic_load_u32(address, emulation::Order::kRelaxed, emulation::Scope::kSystem);
+}
+SGL_DEVICE uint64_t load_relaxed_system(const uint64_t* address) {
+  return emulation::atomic_load_u64(address, emulation::Order::kRelaxed, emulation::Scope::kSystem);
+}
+SGL_DEVICE uint32_t load_acquire_system(const uint32_t* address) {
+  return emulation::atomic_load_u32(address, emulation::Order::kAcquire, emulation::Scope::kSystem);
 }
 SGL_DEVICE void store_relaxed_system(uint32_t* address, uint32_t value) {
-  emulation::atomic_store_u32(address, value, emulation::Order::kRelaxed);
+  emulation::atomic_store_u32(address, value, emulation::Order::kRelaxed, emulation::Scope::kSystem);
 }
 SGL_DEVICE void store_relaxed_system(uint64_t* address, uint64_t value) {
-  emulation::atomic_store_u64(address, value, emulation::Order::kRelaxed);
+  emulation::atomic_store_u64(address, value, emulation::Order::kRelaxed, emulation::Scope::kSystem);
 }
 SGL_DEVICE void store_release_system(uint32_t* address, uint32_t value) {
-  emulation::atomic_store_u32(address, value, emulation::Order::kRelease);
+  emulation::atomic_store_u32(address, value, emulation::Order::kRelease, emulation::Scope::kSystem);
 }
 // Returns the value found; the exchange happened when that equals `expected`.
 SGL_DEVICE uint32_t cas_relaxed_system(uint32_t* address, uint32_t expected, uint32_t desired) {
-  return emulation::atomic_cas_u32(address, expected, desired, emulation::Order::kRelaxed);
+  return emulation::atomic_cas_u32(address, expected, desired, emulation::Order::kRelaxed, emulation::Scope::kSystem);
 }
 
 // Each word is atomic by itself, the vector is not. `address` is a multiple of 4N bytes.
 template <int N>
 SGL_DEVICE void load_words(uint32_t (&w)[N], const uint32_t* address) {
   static_assert(N == 1 || N == 2 || N == 4, "one access of 1, 2 or 4 words");
-  emulation::load_word_vector(w, address, N);
+  emulation::load_word_vector(w, address, N, emulation::Scope::kGpu);
 }
 template <int N>
 SGL_DEVICE void store_words(uint32_t* address, const uint32_t (&w)[N]) {
   static_assert(N == 1 || N == 2 || N == 4, "one access of 1, 2 or 4 words");
-  emulation::store_word_vector(address, w, N);
+  emulation::store_word_vector(address, w, N, emulation::Scope::kGpu);
+}
+// The same at system scope: words that another rank may store or load.
+template <int N>
+SGL_DEVICE void load_words_system(uint32_t (&w)[N], const uint32_t* address) {
+  static_assert(N == 1 || N == 2 || N == 4, "one access of 1, 2 or 4 words");
+  emulation::load_word_vector(w, address, N, emulation::Scope::kSystem);
+}
+template <int N>
+SGL_DEVICE void store_words_system(uint32_t* address, const uint32_t (&w)[N]) {
+  static_assert(N == 1 || N == 2 || N == 4, "one access of 1, 2 or 4 words");
+  emulation::store_word_vector(address, w, N, emulation::Scope::kSystem);
+}
+// `address` lies in one of emulation::Options::multicasts.
+template <int N>
+SGL_DEVICE void store_words_multicast(uint32_t* address, const uint32_t (&w)[N]) {
+  static_assert(N == 2 || N == 4, "one access of 2 or 4 words");
+  emulation::store_word_vector_multicast(address, w, N);
 }
 void clear_words(uint32_t* address);
 void fence_acq_rel_gpu();
-// The emulated machine has no scope wider than the launch.
-SGL_DEVICE void load_words_system(uint32_t (&w)[2], const uint32_t* address) { load_words(w, address); }
-SGL_DEVICE void store_words_system(uint32_t* address, const uint32_t (&w)[2]) { store_words(address, w); }
-SGL_DEVICE void fence_acq_rel_system() { fence_acq_rel_gpu(); }
+void fence_acq_rel_system();
 
 SGL_DEVICE void prefetch_l2(const void*) {}  // a hint: nothing to see
 void copy_async_16(void* shared, const void* global);
@@ -206,8 +229,9 @@ SGL_DEVICE float log(float x) { return ::logf(x); }
 SGL_DEVICE float log1p(float x) { return ::log1pf(x); }
 SGL_DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32); }
 
-// One launch at a time: the previous one is over, and the next one comes when this one is.
-SGL_DEVICE void await_previous_launch() {}
+// A rank's kernels run one after the other: the previous one is over, and the next one comes when this one is. But a kernel might begin earlier on
+// a GPU: a thread that touches, without this call, what the previous one may write, is misuse.
+void await_previous_launch();
 SGL_DEVICE void allow_next_launch() {}
 uint64_t timer_ns();
 void backoff();

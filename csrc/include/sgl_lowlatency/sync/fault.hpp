@@ -14,10 +14,9 @@ struct FaultSink {
 
 constexpr uint64_t kHostAckNs = 500'000'000;  // how long the record waits for its reader before the launch is trapped
 
-// Entry: any thread, any number of threads. The first to claim the record writes it; all wait for the host to
-// acknowledge (so that it is printed before the context dies) or for kHostAckNs, then trap. Does not return.
-[[noreturn]] SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge,
-                                              uint32_t expected, uint32_t seen, uint64_t waited_ns) {
+// The first thread to claim the record writes it. Entry: any thread, any number of threads.
+SGL_DEVICE void write_record(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge, uint32_t expected, uint32_t seen,
+                             uint64_t waited_ns) {
   // Relaxed: the claim only picks one writer; nobody reads the fields by it.
   if (dialect::cas_relaxed_system(&r->state, 0u, 1u) == 0u) {
     dialect::store_relaxed_system(&r->kind, static_cast<uint32_t>(kind));
@@ -33,6 +32,10 @@ constexpr uint64_t kHostAckNs = 500'000'000;  // how long the record waits for i
     // fields above are complete.
     dialect::store_release_system(&r->state, 2u);
   }
+}
+
+// Waits for the host to acknowledge the record (so that it is printed before the context dies) or for kHostAckNs, then traps.
+[[noreturn]] SGL_DEVICE void trap_when_read(abi::FaultRecord* r) {
   // Relaxed: the acknowledgement carries no data.
   const uint64_t start = dialect::timer_ns();
   while (dialect::load_relaxed_system(&r->host_ack) == 0u && dialect::timer_ns() - start < kHostAckNs) {
@@ -40,6 +43,13 @@ constexpr uint64_t kHostAckNs = 500'000'000;  // how long the record waits for i
     dialect::backoff();
   }
   dialect::trap();
+}
+
+// Both. Does not return.
+[[noreturn]] SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge,
+                                              uint32_t expected, uint32_t seen, uint64_t waited_ns) {
+  write_record(r, rank, kind, layer, edge, expected, seen, waited_ns);
+  trap_when_read(r);
 }
 
 }  // namespace sgl_lowlatency::sync

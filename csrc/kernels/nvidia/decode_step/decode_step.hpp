@@ -137,9 +137,11 @@ SGL_UNROLL
     if (op == abi::kOpGateUp && num_tiles < 2) finish_upkeep(p, s, layer);
   }
 
-  // out_proj, gate_up, down. out_proj and down, which both add to the stream, are one piece of code, run twice: what a layer executes of code has to
-  // stay in the instruction cache (DESIGN.md). Entry: all consumer threads.
-  SGL_DEVICE void run_dense_half(int32_t layer) {
+  // What a layer executes of code has to stay in the instruction cache (DESIGN.md). So out_proj and down, which both add to the stream, are one piece
+  // of code, run twice. Entry: all consumer threads.
+  SGL_DEVICE void run_dense_layer(int32_t layer) {
+    run_op(layer, StaticOp<abi::kOpQkv>{});
+    run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
 SGL_NO_UNROLL
     for (int32_t is_down = 0; is_down < 2; ++is_down) {
       if (is_down) run_op(layer, StaticOp<abi::kOpGateUp>{});
@@ -147,13 +149,18 @@ SGL_NO_UNROLL
     }
   }
 
-  // The MLP half of a MoE layer. The panel that the router multiplies is gate_up's too. The upkeep lies behind the routing, where the first
-  // experts' weights are on their way, and at a place of its own: how many tiles of gate_up a block has is known on the device only.
-  // Entry: all consumer threads.
-  SGL_DEVICE void run_experts(int32_t layer) {
+  // qkv, out_proj and router are one piece of code here. The panel that the router multiplies is gate_up's too: a block without tiles of the router
+  // loads it all the same. The upkeep lies behind the routing, where the first experts' weights are on their way, and at a place of its own: how many
+  // tiles of gate_up a block has is known on the device only. Entry: all consumer threads.
+  SGL_DEVICE void run_moe_layer(int32_t layer) {
     const Ops ops{*this, layer};
-    // A block without tiles of the router loads the panel all the same.
-    run_tiles<kNTiles, 2>(p, s, layer, StaticOp<abi::kOpRouter>{}, true, s.rows()->tiles[abi::kOpRouter], cursor, partial, ops);
+SGL_NO_UNROLL
+    for (int32_t nth = 0; nth < 3; ++nth) {
+      const int32_t op = nth < 2 ? nth : static_cast<int32_t>(abi::kOpRouter);
+      if (op == abi::kOpOutProj) run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
+      const abi::TileRange& own = s.rows()->tiles[op];
+      if (own.count > 0 || op == abi::kOpRouter) run_tiles<kNTiles, 2>(p, s, layer, op, true, own, cursor, partial, ops);
+    }
     route_rows<kExpertWords>(p, s, layer);
     begin_upkeep<2>(p, s, layer);
     finish_upkeep(p, s, layer);
@@ -184,13 +191,10 @@ SGL_NO_UNROLL
     clear_generation(p, s, -1);
     sync_consumers();  // the items are kept
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
-      run_op(layer, StaticOp<abi::kOpQkv>{});
-      run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
       if constexpr (kExpertWords > 0) {
-        run_op(layer, StaticOp<abi::kOpOutProj>{});
-        run_experts(layer);
+        run_moe_layer(layer);
       } else {
-        run_dense_half(layer);
+        run_dense_layer(layer);
       }
     }
     if (p.logits != nullptr) {

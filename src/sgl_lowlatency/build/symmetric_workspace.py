@@ -1,0 +1,180 @@
+"""The workspaces that the ranks of a tensor-parallel group share: allocated, exchanged, mapped and checked before the first launch.
+
+CUDA: device memory of its own, mapped by CUDA IPC; never part of SGLang's communicators. CPU, in emulation: a file that the processes map.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sgl_lowlatency.build.agreement import DisagreementError, exchange, require_agreement
+from sgl_lowlatency.kernels import abi  # noqa: F401  first: raises with what to do when the extension is missing
+from sgl_lowlatency import _C
+from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, MappedWorkspaces, prepare, symmetric_layout
+
+WHAT = "symmetric workspace"
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What the ranks must have in common. spec: its identity. plan_hash: of the static plans. grid: blocks a rank. widths: rows of steps."""
+
+    spec: str
+    plan_hash: str
+    grid: int
+    widths: tuple[int, ...]
+    max_rows: int
+    hidden: int
+
+    def digest(self) -> bytes:
+        """SHA-256 of all of it."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).digest()
+
+
+class SymmetricWorkspace:
+    """This rank's workspace and its views of the others', until close(). `mapped` is what kernels take."""
+
+    def __init__(self, mapped: MappedWorkspaces, undo: contextlib.ExitStack):
+        self.mapped, self._undo = mapped, undo
+
+    def close(self) -> None:
+        """Unmaps the peers and gives the memory back. No launch of any rank may be under way."""
+        self._undo.close()
+
+
+def build_symmetric_workspace(terms: Terms, device: torch.device, group: dist.ProcessGroup, deadline_s: float) -> SymmetricWorkspace:
+    """Allocates, exchanges handles over `group` (gloo), maps every peer and checks that each mapping is the memory that its owner claims.
+
+    All ranks call it together. Raises DisagreementError, on every rank alike, when terms or layouts differ or a mapping is not what was
+    claimed; when a rank does not come within deadline_s it is named. ValueError for a group of more than 8.
+    """
+    rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
+    if num_ranks > MAX_RANKS:
+        raise ValueError(f"{WHAT}: {num_ranks} ranks are more than {MAX_RANKS}")
+    layout = symmetric_layout(num_ranks, terms.max_rows, terms.hidden)
+    memory_of = _CudaMemory if device.type == "cuda" else _FileMemory
+    on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with on_device, contextlib.ExitStack() as undo:
+        own = memory_of.allocate(layout, undo)
+        block = _C.pack_rendezvous(own.address, layout.total_bytes, terms.digest(), rank, num_ranks)
+        own.write(layout.rendezvous, block)
+        claim = {**dataclasses.asdict(terms), "widths": list(terms.widths), "bytes": layout.total_bytes, "device type": device.type}
+        private = {"handle": own.handle, "rendezvous": block.hex()}
+        received = exchange({"claim": claim, "private": private}, group, deadline_s, WHAT)
+        require_agreement([one["claim"] for one in received], WHAT)
+        addresses, wrong = _map_peers(memory_of, received, own, layout, rank, undo)
+        # A second round: a rank that could not map a peer takes the others with it.
+        verdicts = exchange({"wrong": wrong}, group, deadline_s, f"{WHAT}, after mapping")
+        failures = [f"rank {other}: {what}" for other, verdict in enumerate(verdicts) for what in verdict["wrong"]]
+        if failures:
+            raise DisagreementError(f"{WHAT}: mappings failed:\n  - " + "\n  - ".join(failures))
+        own.everyone_has_mapped()
+        kept = undo.pop_all()
+    return SymmetricWorkspace(MappedWorkspaces(rank, tuple(addresses), layout, owner=kept), kept)
+
+
+def _map_peers(
+    memory_of: Any, received: Sequence[dict], own: Any, layout: Any, rank: int, undo: contextlib.ExitStack
+) -> tuple[list[int], list[str]]:
+    """(addresses by rank, what is wrong with the mappings)."""
+    addresses, wrong = [], []
+    for other, one in enumerate(received):
+        if other == rank:
+            addresses.append(own.address)
+            continue
+        try:
+            peer = memory_of.map(one["private"]["handle"], layout, undo)
+        except (OSError, RuntimeError) as error:
+            wrong.append(f"cannot map rank {other}: {error}")
+            continue
+        found = peer.read(layout.rendezvous, _C.abi.kRendezvousBytes)
+        if found.hex() != one["private"]["rendezvous"]:
+            wrong.append(f"what is mapped of rank {other} is not the workspace that it claims")
+        addresses.append(peer.address)
+    return addresses, wrong
+
+
+class _FileMemory:
+    """Memory that processes of one host share through a file, which has no name any more once everyone has mapped it."""
+
+    def __init__(self, address: int, view: torch.Tensor, path: str, unlink: Callable[[], None] = lambda: None):
+        self.address, self.handle, self._view, self._unlink = address, path, view, unlink
+
+    @classmethod
+    def allocate(cls, layout: Any, undo: contextlib.ExitStack) -> _FileMemory:
+        folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+        descriptor, path = tempfile.mkstemp(prefix=f"sgl-lowlatency-{os.getpid()}-", dir=folder)
+        with os.fdopen(descriptor, "r+b") as file:
+            unlink = contextlib.ExitStack()
+            unlink.callback(os.unlink, path)
+            undo.push(unlink)
+            file.truncate(layout.total_bytes)
+            memory = cls._of_file(file, path, layout, unlink.close)
+        undo.push(memory._keep)
+        prepare(memory._view, layout)
+        return memory
+
+    @classmethod
+    def map(cls, handle: str, layout: Any, undo: contextlib.ExitStack) -> _FileMemory:
+        with open(handle, "r+b") as file:
+            memory = cls._of_file(file, handle, layout)
+        undo.push(memory._keep)
+        return memory
+
+    @classmethod
+    def _of_file(cls, file: Any, path: str, layout: Any, unlink: Callable[[], None] = lambda: None) -> _FileMemory:
+        view = torch.frombuffer(mmap.mmap(file.fileno(), layout.total_bytes), dtype=torch.uint8)
+        return cls(view.data_ptr(), view, path, unlink)
+
+    def write(self, offset: int, content: bytes) -> None:
+        self._view[offset : offset + len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        return bytes(self._view[offset : offset + num_bytes].tolist())
+
+    def everyone_has_mapped(self) -> None:
+        self._unlink()
+
+    def _keep(self, *_: object) -> None:
+        """On an exit stack: mapped as long as that has not been closed."""
+
+
+class _CudaMemory:
+    """Memory of the current device that other processes map by its IPC handle."""
+
+    def __init__(self, address: int, handle: str):
+        self.address, self.handle = address, handle
+
+    @classmethod
+    def allocate(cls, layout: Any, undo: contextlib.ExitStack) -> _CudaMemory:
+        address = _C.allocate_symmetric(layout.total_bytes)
+        undo.callback(_C.free_symmetric, address)
+        memory = cls(address, _C.ipc_handle(address).hex())
+        memory.write(0, bytes(layout.tiles))  # all but the tiles is zero
+        return memory
+
+    @classmethod
+    def map(cls, handle: str, layout: Any, undo: contextlib.ExitStack) -> _CudaMemory:
+        address = _C.open_ipc(bytes.fromhex(handle))
+        undo.callback(_C.close_ipc, address)
+        return cls(address, handle)
+
+    def write(self, offset: int, content: bytes) -> None:
+        _C.copy_to_device(self.address + offset, content)
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        return _C.copy_from_device(self.address + offset, num_bytes)
+
+    def everyone_has_mapped(self) -> None:
+        pass

@@ -1,0 +1,57 @@
+"""The ranks' workspaces of abi/symmetric_workspace.hpp as one process sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
+from sgl_lowlatency import _C
+
+__all__ = ["MAX_RANKS", "MappedWorkspaces", "symmetric_layout", "virtual_workspaces"]
+
+MAX_RANKS: int = _C.abi.kMaxRanks
+
+# symmetric_layout(num_ranks, max_rows, hidden) -> SymmetricLayout with byte offsets and total_bytes
+symmetric_layout = _C.symmetric_layout
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedWorkspaces:
+    """One workspace a rank, mapped here.
+
+    rank: the first of this process's ranks. addresses: of every rank's workspace, in this process. layout: what all of them have.
+    multicast: an address whose stores reach all of them, or 0. owner: what keeps the mappings alive.
+    """
+
+    rank: int
+    addresses: tuple[int, ...]
+    layout: Any
+    owner: object
+    multicast: int = 0
+
+
+def prepare(memory: torch.Tensor, layout: Any) -> None:
+    """Puts a workspace, uint8 [layout.total_bytes], into its first state: tiles unwritten, all else zero."""
+    memory.fill_(0xFF)
+    memory[: layout.tiles] = 0
+
+
+def virtual_workspaces(num_ranks: int, max_rows: int, hidden: int, device: torch.device) -> MappedWorkspaces:
+    """Workspaces of `num_ranks` virtual ranks in one device's memory. Raises ValueError for sizes out of range."""
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise ValueError(f"num_ranks {num_ranks} is outside 1..{MAX_RANKS}")
+    if not 1 <= max_rows <= _C.abi.kMaxPushedRows:
+        raise ValueError(f"max_rows {max_rows} is outside 1..{_C.abi.kMaxPushedRows}")
+    if hidden % abi.TILE_ROWS or not 0 < hidden <= _C.abi.kMaxReducedHidden:
+        raise ValueError(f"hidden {hidden} is not a multiple of {abi.TILE_ROWS} up to {_C.abi.kMaxReducedHidden}")
+    layout = symmetric_layout(num_ranks, max_rows, hidden)
+    memory = torch.empty(num_ranks, layout.total_bytes + 128, dtype=torch.uint8, device=device)
+    views = []
+    for row in memory:
+        begin = -row.data_ptr() % 128
+        views.append(row[begin : begin + layout.total_bytes])
+        prepare(views[-1], layout)
+    return MappedWorkspaces(0, tuple(view.data_ptr() for view in views), layout, owner=views)
