@@ -30,6 +30,10 @@ def test_the_times_of_drafts_and_of_fp8_weights():
         (row,) = (row for row in rows_of("served-ngram-qwen3-8b") if row["batch"] == batch)
         assert row["served"] and row["equal_work"]
         assert f"{median(row['off_ms']):.2f} to {median(row['on_ms']):.2f}" in WORDS, words
+    for name, pattern in (("eagle3", r"EAGLE3 ([\d.]+) to ([\d.]+) ms a token at one request, ([\d.]+) to ([\d.]+) at four"),
+                          ("standalone", r"STANDALONE ([\d.]+) to ([\d.]+) at one")):
+        rows = [row for row in rows_of(f"served-{name}-qwen3-8b") if row["served"] and row["equal_work"] and row["ratio_ci95"][0] > 1]
+        assert re.search(pattern, WORDS).groups() == tuple(f"{median(row[arm]):.2f}" for row in rows for arm in ("off_ms", "on_ms"))
     times = re.search(r"a step goes from ([\d.]+) to ([\d.]+) ms at one request, ([\d.]+) ×, ([\d.]+) to ([\d.]+) at two, "
                       r"([\d.]+) to ([\d.]+) at four and ([\d.]+) to ([\d.]+) at eight", WORDS).groups()
     fp8 = {row["batch"]: row for row in rows_of("served-qwen3-8b-fp8")}
