@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgl_lowlatency.guard.linear import tensor_reasons
+from sgl_lowlatency.guard.lm_head import plain_head_reasons
 from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, MAX_BATCH, MAX_GAMMA, MAX_ROWS
 
 MODELS = ("sglang.srt.models.dspark.DSparkDraftModel", "sglang.srt.models.dspark.Qwen3DSparkModel")
 MARKOV_HEAD = "sglang.srt.models.dspark.VanillaMarkov"
-_HEAD_METHODS = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
 
 
 def _class_of(module: Any) -> str:
@@ -25,14 +25,7 @@ def _head_reasons(head: Any, vocab: int) -> Iterator[str]:
     if head is None:
         yield "the draft has no LM head yet"
         return
-    if (method := type(getattr(head, "quant_method", None)).__name__) not in _HEAD_METHODS:
-        yield f"lm_head runs {method}"
-    if hasattr(head, "set_lora"):
-        yield "lm_head has LoRA adapters"
-    if getattr(head, "bias", None) is not None:
-        yield "lm_head has a bias"
-    if getattr(head, "use_intel_amx_backend", False):
-        yield "lm_head is packed for AMX"
+    yield from plain_head_reasons(head)
     if (ranks := int(getattr(head, "tp_size", 1))) != 1:
         yield f"lm_head is shared by {ranks} GPUs"
     if int(head.org_vocab_size) != vocab:

@@ -17,7 +17,8 @@ from sgl_lowlatency.kernels.geometry import Geometry
 _METHODS = ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")  # of a plain bf16 head; a tied one is an embedding
 
 
-def _module_reasons(head: Any, geometry: Geometry) -> Iterator[str]:
+def plain_head_reasons(head: Any) -> Iterator[str]:
+    """Why an LM head is more than a product with its bf16 weight."""
     method = type(getattr(head, "quant_method", None)).__name__
     if method not in _METHODS:
         yield f"lm_head runs {method}"
@@ -27,6 +28,10 @@ def _module_reasons(head: Any, geometry: Geometry) -> Iterator[str]:
         yield "lm_head has a bias"
     if getattr(head, "use_intel_amx_backend", False):
         yield "lm_head is packed for AMX"
+
+
+def _module_reasons(head: Any, geometry: Geometry) -> Iterator[str]:
+    yield from plain_head_reasons(head)
     weight = getattr(head, "weight", None)
     yield from tensor_reasons("lm_head.weight", weight, (geometry.vocab, geometry.hidden), min_rows=True)
     if weight is not None and weight.shape[0] % abi.TILE_ROWS:
