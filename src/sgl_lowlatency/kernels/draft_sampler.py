@@ -142,7 +142,7 @@ class DraftSampler:
     def launch(self, batch: int, hidden_states: torch.Tensor, anchor_tokens: torch.Tensor, step_temperatures: torch.Tensor, stream: int = 0) -> None:
         """Drafts gamma tokens for each of `batch` requests into every shard's draft_tokens, row after row.
 
-        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any stride.
+        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any positive stride.
         step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy, writes
         step_logits of requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor that does
         not fit; on the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see fault().
@@ -153,6 +153,8 @@ class DraftSampler:
         if tuple(anchor_tokens.shape) != (batch,) or anchor_tokens.dtype != torch.int64 or anchor_tokens.device.type != self.device.type:
             what = f"{anchor_tokens.dtype} {tuple(anchor_tokens.shape)} on {anchor_tokens.device}"
             raise ValueError(f"anchor_tokens: {what} is not torch.int64 {(batch,)} on {self.device}")
+        if batch > 1 and anchor_tokens.stride(0) < 1:
+            raise ValueError(f"anchor_tokens: stride {anchor_tokens.stride(0)} gives all requests one token")
         require_tensor("step_temperatures", step_temperatures[:batch], (batch,), torch.float32, self.device)
         params = self._params[batch]
         params.hidden_states, params.anchor_tokens = hidden_states.data_ptr(), anchor_tokens.data_ptr()
@@ -202,6 +204,13 @@ class DraftSampler:
         matrices = [(shard.head.data_ptr(), *shard.head.shape, 1, 2), (w2.data_ptr(), w2.shape[0] // 2, 2 * MARKOV_RANK, 1, 2)]
         table = _C.pack_weight_maps(matrices, is_cuda=self.device.type == "cuda")
         return torch.frombuffer(bytearray(table), dtype=torch.uint8).to(self.device)
+
+    @staticmethod
+    def most_that_fit(batch: int, gamma: int, hidden: int, vocab: int, blocks: int) -> int:
+        """Requests of the largest launch up to `batch` that shared memory holds, of a rank with `vocab` token ids on `blocks` blocks; 0: none."""
+        units, panel = _C.draft_max_units(-(-vocab // UNIT_COLUMNS), blocks), min(hidden, abi.stage_k(2))
+        fits = (n for n in range(batch, 0, -1) if _C.draft_smem(n * gamma, n, panel, units).total_bytes <= _SMEM_BYTES)
+        return next(fits, 0)
 
     def _k_panel(self, batch: int) -> int:
         """The widest panel that shared memory holds, all panels but the last alike: all of hidden, or a multiple of a stage's columns."""

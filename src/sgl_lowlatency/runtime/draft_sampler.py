@@ -71,6 +71,11 @@ class DraftProposal:
         reasons, most = self._reasons_of(self._model), self._most_of(gamma, max_bs)
         if not most:
             reasons.append(f"gamma {gamma} is beyond the kernel's")
+        elif not reasons:
+            vocab, hidden = self._model.markov_head.vocab_size, self._model.lm_head.weight.shape[1]
+            most = DraftSampler.most_that_fit(most, gamma, hidden, vocab, self._grid)
+            if not most:
+                reasons.append(f"a vocabulary of {vocab} on {self._grid} blocks does not fit into shared memory")
         if reasons:
             logger.info("sgl-lowlatency: the draft keeps SGLang's proposal:\n  - %s", "\n  - ".join(reasons))
             return lambda bs: None
