@@ -91,7 +91,7 @@ for name in "$@"; do
 done
 (cd "$work" && find . -name '*.log' -o -name '*.txt' | tar -czf "$out/logs.tgz" -T -)
 if [ -n "${CACHES:-}" ] && [ ! -f "$CACHES" ]; then
-  (cd "$HOME" && find .cache/sglang .triton -type f 2> /dev/null | tar -czf "$CACHES" -T -)
+  (cd "$HOME" && find .cache/sglang .cache/flashinfer .cache/tvm-ffi .triton -type f 2> /dev/null | tar -czf "$CACHES" -T -)
 fi
 tail -c 11000 "$tables"
 exit $status

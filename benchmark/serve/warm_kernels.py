@@ -76,6 +76,8 @@ def finish(started: list[subprocess.Popen], *, limit_s: float) -> str:
 
 def kernel_builders(config: dict, *, algorithm: str | None) -> dict[str, Callable[[], object]]:
     """SGLang's builders by the name of what they build."""
+    import math
+
     import torch
     from sglang.kernels.ops.activation import activation
     from sglang.kernels.ops.attention import clamp_position, rope
@@ -98,6 +100,12 @@ def kernel_builders(config: dict, *, algorithm: str | None) -> dict[str, Callabl
         found["speculative_tree"] = tree._jit_tree_module
         if algorithm == "ngram":
             found["ngram_corpus"] = ngram_corpus.get_ngram_corpus_cls
+    if algorithm == "dflash":  # behind its graphs it rehearses the verification of sampled requests, whatever will be asked of it
+        from flashinfer.jit.sampling import gen_sampling_module
+        from sglang.kernels.ops.speculative import sampling
+
+        found["flashinfer_sampling"] = lambda: gen_sampling_module().build_and_load()
+        found["speculative_sampling"] = lambda: sampling._jit_sampling_module(math.gcd(4, config["vocab_size"]), True)
     return found
 
 
