@@ -27,7 +27,7 @@ CONTEXT, POOL_TOKENS = 2048, 65536  # the self-check needs lengths up to 1,000, 
 
 
 def parse() -> argparse.Namespace:
-    parser = arguments.parser(__doc__, deadline_s=240)
+    parser = arguments.parser(__doc__, deadline_s=420)
     parser.add_argument("--name", default=None, help="results file name (default: start-MODEL)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--limit-s", type=float, default=5.0, help="seconds that the plugin may add")

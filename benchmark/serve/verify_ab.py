@@ -35,6 +35,7 @@ from benchmark.common.parts import Parts
 from benchmark.serve import arguments, coverage, server, speculation, startup, tokens
 from benchmark.serve import pair as pairs
 from benchmark.serve.client import Reply, greedy, random_prompt
+from sgl_lowlatency import config
 from sgl_lowlatency.bench import provenance, stats
 from sgl_lowlatency.bench.results import Results
 
@@ -254,7 +255,13 @@ def started_as_asked(log: str, args) -> tuple[dict, list[str]]:
     problems = [] if passed else ["the plugin's server passed no self-check"]
     if speculation.ALGORITHMS[args.algorithm].reads_layers and not layers:
         problems.append(f"the plugin hands over no layers, which {args.algorithm} drafts read")
-    return {"self_checks": passed, "captured_layers": layers}, problems
+    fields = {"self_checks": passed, "captured_layers": layers}
+    if args.algorithm == "dspark":
+        found = re.search(r"draft_sampler makes the proposals of 1 to (\d+) requests", log)
+        fields["proposals_of_requests"] = int(found[1]) if found else 0  # 0: SGLang's own
+        if config.get().draft_sampler and args.device == "cuda" and not found:
+            problems.append("draft_sampler was asked for and makes no proposals")
+    return fields, problems
 
 
 def draft_directory(args) -> Path | None:

@@ -26,6 +26,8 @@ class Config:
         line at exit).
     cuda_archs: SGL_LOWLATENCY_CUDA_ARCHS, read at build time: a comma list out of sm_90a, sm_100a, sm_103a, or "none"
         for a host-only build. None when unset: every architecture that the installed nvcc can compile.
+    draft_sampler: SGL_LOWLATENCY_DRAFT_SAMPLER, 0 or 1 (default 0). 1 takes the proposals of dense DSPARK drafts from draft_sampler, which has
+        kernel tests on a GPU and has been served in emulation alone.
     planted: SGL_LOWLATENCY_PLANTED, read at build time: the number of a bug (dialect::Planted) compiled into every
         kernel, so that a gate can be seen to fail. 0, the default, plants none.
     """
@@ -34,6 +36,7 @@ class Config:
     emulate: bool = False
     log_coverage_s: float = 0.0
     cuda_archs: tuple[str, ...] | None = None
+    draft_sampler: bool = False
     planted: int = 0
 
 
@@ -77,6 +80,7 @@ _PARSERS = {
     "EMULATE": ("emulate", _flag),
     "LOG_COVERAGE_S": ("log_coverage_s", _seconds),
     "CUDA_ARCHS": ("cuda_archs", _archs),
+    "DRAFT_SAMPLER": ("draft_sampler", _flag),
     "PLANTED": ("planted", _planted),
 }
 NAMES = tuple(PREFIX + name for name in _PARSERS)

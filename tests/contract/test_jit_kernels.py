@@ -31,6 +31,20 @@ def test_every_builder_asks_for_the_kernel_it_is_named_after(monkeypatch):
     assert "128" in arguments["qknorm"] and "128" in arguments["fused_rope"] and "2048" in arguments["kvcache"]
 
 
+def test_what_dflash_rehearses(monkeypatch):
+    """Behind its graphs SGLang verifies sampled drafts once: FlashInfer's sampling module, whose builder asks for a GPU at once, and its
+    own for four logits a vector."""
+    from sglang.kernels.ops.speculative import sampling
+
+    asked = []
+    monkeypatch.setattr(sampling, "load_jit", lambda name, *args, **more: asked.append((name, *map(str, args))))
+    builders = warm_kernels.kernel_builders(CONFIG, algorithm="dflash")
+    others = warm_kernels.kernel_builders(CONFIG, algorithm=None)
+    assert set(builders) - set(others) == {"flashinfer_sampling", "speculative_sampling"}
+    assert warm_kernels.build({"speculative_sampling": builders["speculative_sampling"]}) == []
+    assert asked == [("speculative_sampling", "4", "true")] or asked == [("speculative_sampling", "4", "True")], asked
+
+
 def test_a_renamed_builder_is_a_sentence_and_no_crash(monkeypatch):
     from sglang.kernels.ops.layernorm import norm
 

@@ -84,7 +84,7 @@ def test_rows_change_from_launch_to_launch():
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_a_million_launches_end(num_ranks):
-    """In graphs, without a pause between them; what the last one leaves is what the first one left."""
+    """Kernels, two a launch, in graphs, without a pause between them; what the last one leaves is what the first one left."""
     per_graph, rows = 500, 6
     group = VirtualGroup(num_ranks, rows, 1024, 512, deadline_s=10.0)
     group.launch()

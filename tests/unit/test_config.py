@@ -7,7 +7,7 @@ from sgl_lowlatency import config
 
 def test_defaults():
     assert config.parse({"PATH": "/bin"}) == config.Config(
-        self_check=True, emulate=False, log_coverage_s=0.0, cuda_archs=None, planted=0
+        self_check=True, emulate=False, log_coverage_s=0.0, cuda_archs=None, draft_sampler=False, planted=0
     )
 
 
@@ -17,11 +17,12 @@ def test_every_variable():
         "SGL_LOWLATENCY_EMULATE": "1",
         "SGL_LOWLATENCY_LOG_COVERAGE_S": "2.5",
         "SGL_LOWLATENCY_CUDA_ARCHS": "sm_100a, sm_90a",
+        "SGL_LOWLATENCY_DRAFT_SAMPLER": "1",
         "SGL_LOWLATENCY_PLANTED": "3",
     }
     assert set(environ) == set(config.NAMES)
     assert config.parse(environ) == config.Config(
-        self_check=False, emulate=True, log_coverage_s=2.5, cuda_archs=("sm_90a", "sm_100a"), planted=3
+        self_check=False, emulate=True, log_coverage_s=2.5, cuda_archs=("sm_90a", "sm_100a"), draft_sampler=True, planted=3
     )
 
 
@@ -38,8 +39,9 @@ def test_no_cuda_archs():
         ("LOG_COVERAGE_S", "-1", "is not a finite number of seconds"),
         ("LOG_COVERAGE_S", "nan", "is not a finite number of seconds"),
         ("CUDA_ARCHS", "sm_80", "'sm_80' is not one of sm_90a, sm_100a, sm_103a"),
-        ("PLANTED", "34", "is not a number from 0 to 33"),
-        ("PLANTED", "-1", "is not a number from 0 to 33"),
+        ("PLANTED", "41", "is not a number from 0 to 40"),
+        ("PLANTED", "-1", "is not a number from 0 to 40"),
+        ("DRAFT_SAMPLER", "on", "is not 0 or 1"),
     ],
 )
 def test_a_bad_value_raises_and_names_the_variable(name, value, message):

@@ -45,19 +45,26 @@ class Terms:
 class SymmetricWorkspace:
     """This rank's workspace and its views of the others', until close(). `mapped` is what kernels take."""
 
-    def __init__(self, mapped: MappedWorkspaces, undo: contextlib.ExitStack):
-        self.mapped, self._undo = mapped, undo
+    def __init__(self, mapped: MappedWorkspaces, undo: contextlib.ExitStack, own: Any, meet: Callable[[], object]):
+        self.mapped, self._undo, self._own, self._meet = mapped, undo, own, meet
 
     def close(self) -> None:
-        """Unmaps the peers and gives the memory back. No launch of any rank may be under way."""
+        """Unmaps the peers, and gives the memory back once every rank has unmapped it. All ranks call it together, with no launch under way.
+
+        Raises DisagreementError naming a rank that does not come; the memory is left to the end of the process then, since that rank may
+        still have it mapped.
+        """
         self._undo.close()
+        self._meet()
+        self._own.free()
 
 
 def build_symmetric_workspace(terms: Terms, device: torch.device, group: dist.ProcessGroup, deadline_s: float) -> SymmetricWorkspace:
     """Allocates, exchanges handles over `group` (gloo), maps every peer and checks that each mapping is the memory that its owner claims.
 
     All ranks call it together. Raises DisagreementError, on every rank alike, when terms or layouts differ or a mapping is not what was
-    claimed; when a rank does not come within deadline_s it is named. ValueError for a group of more than 8.
+    claimed; when a rank does not come within deadline_s it is named. ValueError for a group of more than 8. Device memory whose handle the others
+    have seen is then left to the end of the process.
     """
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     if num_ranks > MAX_RANKS:
@@ -81,7 +88,8 @@ def build_symmetric_workspace(terms: Terms, device: torch.device, group: dist.Pr
             raise DisagreementError(f"{WHAT}: mappings failed:\n  - " + "\n  - ".join(failures))
         own.everyone_has_mapped()
         kept = undo.pop_all()
-    return SymmetricWorkspace(MappedWorkspaces(rank, tuple(addresses), layout, owner=kept), kept)
+    mapped = MappedWorkspaces(rank, tuple(addresses), layout, owner=kept)
+    return SymmetricWorkspace(mapped, kept, own, lambda: exchange({}, group, deadline_s, f"{WHAT}, closing"))
 
 
 def _map_peers(
@@ -95,10 +103,10 @@ def _map_peers(
             continue
         try:
             peer = memory_of.map(one["private"]["handle"], layout, undo)
-        except (OSError, RuntimeError) as error:
+            found = peer.read(layout.rendezvous, _C.abi.kRendezvousBytes)
+        except (OSError, RuntimeError, ValueError) as error:
             wrong.append(f"cannot map rank {other}: {error}")
             continue
-        found = peer.read(layout.rendezvous, _C.abi.kRendezvousBytes)
         if found.hex() != one["private"]["rendezvous"]:
             wrong.append(f"what is mapped of rank {other} is not the workspace that it claims")
         addresses.append(peer.address)
@@ -146,6 +154,9 @@ class _FileMemory:
     def everyone_has_mapped(self) -> None:
         self._unlink()
 
+    def free(self) -> None:
+        """What is mapped goes with the last view of it."""
+
     def _keep(self, *_: object) -> None:
         """On an exit stack: mapped as long as that has not been closed."""
 
@@ -159,7 +170,6 @@ class _CudaMemory:
     @classmethod
     def allocate(cls, layout: Any, undo: contextlib.ExitStack) -> _CudaMemory:
         address = _C.allocate_symmetric(layout.total_bytes)
-        undo.callback(_C.free_symmetric, address)
         memory = cls(address, _C.ipc_handle(address).hex())
         memory.write(0, bytes(layout.tiles))  # all but the tiles is zero
         return memory
@@ -178,3 +188,6 @@ class _CudaMemory:
 
     def everyone_has_mapped(self) -> None:
         pass
+
+    def free(self) -> None:
+        _C.free_symmetric(self.address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -81,10 +82,15 @@ class DraftProposal:
             return lambda bs: None
         self.sampler = sampler = self._make(gamma, most, noise, draft_tokens, step_logits)
         if config.get().self_check:
+            start_s = time.monotonic()
             DraftCheck(sampler, self._model, noise, draft_tokens, step_logits, step_temperatures).run()
+            logger.info("sgl-lowlatency: draft_sampler self-check: proposals of 1 to %d requests, %.2f s: passed", most, time.monotonic() - start_s)
         if sampler.device.type == "cuda":
+            torch.cuda.empty_cache()  # of the check: what graphs capture next has pools of its own
             FaultWatch(sampler.fault, sampler.acknowledge_fault, describe=describe_draft_fault).start()
-        logger.info("sgl-lowlatency: draft_sampler makes the proposals of 1 to %d requests, %d tokens each", most, gamma)
+        logger.info(
+            "sgl-lowlatency: draft_sampler makes the proposals of 1 to %d requests, %d tokens each; %.1f MiB", most, gamma, sampler.extra_bytes / 2**20
+        )
 
         def launch(bs: int) -> DraftLaunch:
             def step(hidden_states: torch.Tensor, anchor_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

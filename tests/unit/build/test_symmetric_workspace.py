@@ -68,6 +68,13 @@ def test_a_mapping_that_is_not_what_its_owner_claims_is_refused_by_all(results):
             assert f"rank {other}: what is mapped of rank {last} is not the workspace that it claims" in text
 
 
+def test_a_mapping_that_cannot_be_read_is_refused_by_all(results):
+    last = len(results) - 1
+    for result in results:
+        text = result["unreadable"]["refused"]
+        assert text.startswith("symmetric workspace: mappings failed:") and f"rank {last}: cannot map rank 0: an illegal address" in text
+
+
 def test_a_late_rank_is_waited_for(results):
     assert all("refused" not in result["late"] for result in results)
     assert results[1]["late"]["seconds"] >= 1.0

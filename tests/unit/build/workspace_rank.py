@@ -77,6 +77,21 @@ def foreign(rank, size, group):
         symmetric_workspace._C = _C
 
 
+def unreadable(rank, size, group):
+    """The last rank maps its peers and cannot read them."""
+    memory = symmetric_workspace._FileMemory
+    if rank == size - 1:
+        symmetric_workspace._FileMemory = type("Unreadable", (memory,), {"read": _cannot_read})
+    try:
+        build(group)
+    finally:
+        symmetric_workspace._FileMemory = memory
+
+
+def _cannot_read(*_):
+    raise RuntimeError("an illegal address")
+
+
 class _Lying:
     """The extension, but a Rendezvous is packed once for the memory and then claimed with another address."""
 
@@ -109,6 +124,7 @@ SCENARIOS = {
     "size": differ(max_rows=8),
     "late": late,
     "foreign": foreign,
+    "unreadable": unreadable,
     "never": never,  # last: its group is of no use afterwards
 }
 
