@@ -28,7 +28,7 @@ from sgl_lowlatency.runtime.self_check_draft import GREEDY_GAP, RELATIVE_L2
 
 
 def _reasons(model: Any) -> list[str]:
-    switch = [] if config.get().draft_sampler else ["SGL_LOWLATENCY_DRAFT_SAMPLER is not 1: draft_sampler has not been served on a GPU yet"]
+    switch = [] if config.get().draft_sampler else ["SGL_LOWLATENCY_DRAFT_SAMPLER is not 1: draft_sampler was never served"]
     return switch + draft_reasons(model)
 
 
