@@ -134,7 +134,7 @@ def ninja_file(target, build_dir, cxx, nvcc, archs, planted):
     include = [f"'-I{p}'" for p in (CSRC / "include", CSRC)]
     python = [f"'-isystem{p}'" for p in (sysconfig.get_path("include"), pybind11.get_include())]
     flags = " ".join(["-O3", "-std=c++17", *include, *defines])
-    sources = [CSRC / "bindings.cpp", *sorted((CSRC / "emulation").glob("*.cpp")), *sorted((CSRC / "launch").glob("*.cpp"))]
+    sources = [*sorted((CSRC / "bindings").glob("*.cpp")), *sorted((CSRC / "emulation").glob("*.cpp")), *sorted((CSRC / "launch").glob("*.cpp"))]
     if nvcc:
         sources += [*sorted((CSRC / "launch").glob("*.cu")), *sorted((CSRC / "kernels").rglob("*.cu"))]
     link = f"{nvcc} -cudart static -ccbin {cxx} -shared" if nvcc else f"{cxx} -shared -pthread"

@@ -1,5 +1,5 @@
 // Structs of the `decode_step` kernel, shared by host C++, CUDA, the host dialect and (through the bindings) Python.
-// They exist here once: Python reads the fields that bindings.cpp exports and never restates sizes or offsets.
+// They exist here once: Python reads the fields that csrc/bindings exports and never restates sizes or offsets.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -28,7 +28,7 @@ SGL_DEVICE void write_record(abi::FaultRecord* r, int32_t rank, abi::FaultKind k
     dialect::store_relaxed_system(&r->expected, expected);
     dialect::store_relaxed_system(&r->seen, seen);
     dialect::store_relaxed_system(&r->waited_ns, waited_ns);
-    // Release, system scope: pairs with the host's acquire load of `state` (read_fault in bindings.cpp): when it reads 2, the
+    // Release, system scope: pairs with the host's acquire load of `state` (read_fault in csrc/bindings): when it reads 2, the
     // fields above are complete.
     dialect::store_release_system(&r->state, 2u);
   }
