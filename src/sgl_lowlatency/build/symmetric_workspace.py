@@ -19,9 +19,8 @@ import torch
 import torch.distributed as dist
 
 from sgl_lowlatency.build.agreement import DisagreementError, exchange, require_agreement
-from sgl_lowlatency.kernels import abi  # noqa: F401  first: raises with what to do when the extension is missing
-from sgl_lowlatency import _C
-from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, MappedWorkspaces, prepare, symmetric_layout
+from sgl_lowlatency.kernels import symmetric_workspace as shared
+from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, RENDEZVOUS_BYTES, MappedWorkspaces, prepare, symmetric_layout
 
 WHAT = "symmetric workspace"
 
@@ -74,7 +73,7 @@ def build_symmetric_workspace(terms: Terms, device: torch.device, group: dist.Pr
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_device, contextlib.ExitStack() as undo:
         own = memory_of.allocate(layout, undo)
-        block = _C.pack_rendezvous(own.address, layout.total_bytes, terms.digest(), rank, num_ranks)
+        block = shared.pack_rendezvous(own.address, layout.total_bytes, terms.digest(), rank, num_ranks)
         own.write(layout.rendezvous, block)
         claim = {**dataclasses.asdict(terms), "widths": list(terms.widths), "bytes": layout.total_bytes, "device type": device.type}
         private = {"handle": own.handle, "rendezvous": block.hex()}
@@ -103,7 +102,7 @@ def _map_peers(
             continue
         try:
             peer = memory_of.map(one["private"]["handle"], layout, undo)
-            found = peer.read(layout.rendezvous, _C.abi.kRendezvousBytes)
+            found = peer.read(layout.rendezvous, RENDEZVOUS_BYTES)
         except (OSError, RuntimeError, ValueError) as error:
             wrong.append(f"cannot map rank {other}: {error}")
             continue
@@ -169,25 +168,25 @@ class _CudaMemory:
 
     @classmethod
     def allocate(cls, layout: Any, undo: contextlib.ExitStack) -> _CudaMemory:
-        address = _C.allocate_symmetric(layout.total_bytes)
-        memory = cls(address, _C.ipc_handle(address).hex())
+        address = shared.allocate(layout.total_bytes)
+        memory = cls(address, shared.ipc_handle(address).hex())
         memory.write(0, bytes(layout.tiles))  # all but the tiles is zero
         return memory
 
     @classmethod
     def map(cls, handle: str, layout: Any, undo: contextlib.ExitStack) -> _CudaMemory:
-        address = _C.open_ipc(bytes.fromhex(handle))
-        undo.callback(_C.close_ipc, address)
+        address = shared.open_ipc(bytes.fromhex(handle))
+        undo.callback(shared.close_ipc, address)
         return cls(address, handle)
 
     def write(self, offset: int, content: bytes) -> None:
-        _C.copy_to_device(self.address + offset, content)
+        shared.copy_to_device(self.address + offset, content)
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        return _C.copy_from_device(self.address + offset, num_bytes)
+        return shared.copy_from_device(self.address + offset, num_bytes)
 
     def everyone_has_mapped(self) -> None:
         pass
 
     def free(self) -> None:
-        _C.free_symmetric(self.address)
+        shared.free(self.address)

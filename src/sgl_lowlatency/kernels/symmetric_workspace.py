@@ -10,12 +10,14 @@ import torch
 from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
 
-__all__ = ["MAX_RANKS", "MappedWorkspaces", "symmetric_layout", "virtual_workspaces"]
-
 MAX_RANKS: int = _C.abi.kMaxRanks
+RENDEZVOUS_BYTES: int = _C.abi.kRendezvousBytes
 
 # symmetric_layout(num_ranks, max_rows, hidden) -> SymmetricLayout with byte offsets and total_bytes
 symmetric_layout = _C.symmetric_layout
+
+# pack_rendezvous(address, total_bytes, terms, rank, num_ranks) -> the bytes of abi::Rendezvous; terms: a SHA-256
+pack_rendezvous = _C.pack_rendezvous
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,41 @@ def prepare(memory: torch.Tensor, layout: Any) -> None:
     """Puts a workspace, uint8 [layout.total_bytes], into its first state: tiles unwritten, all else zero."""
     memory.fill_(0xFF)
     memory[: layout.tiles] = 0
+
+
+def allocate(num_bytes: int) -> int:
+    """Address of memory of the current device that other processes may map, every byte 0xff. Raises RuntimeError naming the CUDA error, as all below."""
+    return _C.allocate_symmetric(num_bytes)
+
+
+def free(address: int) -> None:
+    """Gives memory of `allocate` back. No other process may have it mapped."""
+    _C.free_symmetric(address)
+
+
+def ipc_handle(address: int) -> bytes:
+    """What another process maps memory of `allocate` by."""
+    return _C.ipc_handle(address)
+
+
+def open_ipc(handle: bytes) -> int:
+    """Maps another process's memory into the current device's context; its address here."""
+    return _C.open_ipc(handle)
+
+
+def close_ipc(address: int) -> None:
+    """Unmaps memory of `open_ipc`."""
+    _C.close_ipc(address)
+
+
+def copy_to_device(address: int, content: bytes) -> None:
+    """Returns when it has been copied."""
+    _C.copy_to_device(address, content)
+
+
+def copy_from_device(address: int, num_bytes: int) -> bytes:
+    """Of this process's memory or of what it has mapped."""
+    return _C.copy_from_device(address, num_bytes)
 
 
 def virtual_workspaces(num_ranks: int, max_rows: int, hidden: int, device: torch.device) -> MappedWorkspaces:

@@ -68,13 +68,13 @@ def never(rank, size, group):
 
 def foreign(rank, size, group):
     """The last rank hands out the handle of a workspace that is not the one it speaks of."""
-    genuine = symmetric_workspace._C.pack_rendezvous
+    genuine = symmetric_workspace.shared
     if rank == size - 1:
-        symmetric_workspace._C = _Lying(genuine)
+        symmetric_workspace.shared = _Lying(genuine)
     try:
         build(group)
     finally:
-        symmetric_workspace._C = _C
+        symmetric_workspace.shared = genuine
 
 
 def unreadable(rank, size, group):
@@ -93,16 +93,17 @@ def _cannot_read(*_):
 
 
 class _Lying:
-    """The extension, but a Rendezvous is packed once for the memory and then claimed with another address."""
+    """The module of the extension's functions, but a Rendezvous is packed once for the memory and then claimed with another address."""
 
     def __init__(self, genuine):
         self._genuine = genuine
 
     def __getattr__(self, name):
-        return getattr(_C, name)
+        return getattr(self._genuine, name)
 
     def pack_rendezvous(self, address, *rest):
-        return _Claimed(self._genuine(address, *rest), self._genuine(address + 128, *rest))
+        pack = self._genuine.pack_rendezvous
+        return _Claimed(pack(address, *rest), pack(address + 128, *rest))
 
 
 class _Claimed(bytes):
