@@ -73,6 +73,8 @@ def test_anchors_with_a_stride():
     assert draft.run(4, (hidden, wide[:, 0], at)) == []
     with pytest.raises(ValueError, match=r"anchor_tokens: torch.int64 \(3,\) on cpu is not torch.int64 \(4,\) on cpu"):
         draft.sampler.launch(4, hidden, anchors[:3], at)
+    with pytest.raises(ValueError, match="anchor_tokens: stride 0 gives all requests one token"):
+        draft.sampler.launch(4, hidden, anchors[:1].expand(4), at)
 
 
 def test_a_real_vocabulary():
