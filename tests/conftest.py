@@ -4,6 +4,7 @@ import pytest
 
 
 def pytest_addoption(parser):
+    parser.addoption("--all-drafts", action="store_true", help="serve every algorithm of test_draft_servers.py, not the one whose drafts read states: 5 min")
     parser.addoption(
         "--epilogue-schedules",
         type=int,
