@@ -14,7 +14,7 @@
 #          standard   SGLang's own graph and decode_step, GPU time only, with and without LM head (about 3 min)
 #          standard-fp8  SGLang's own graph of the model with FP8 matrices (about 3 min)
 #          ngram      verify_ab of NGRAM at 1k, batch 1 4 8, tokens compared (about 3 min)
-#          drafts     verify_ab of the four draft models at 1k, batch 1 8 (about 5 min, cold caches 7); eagle3 dflash dspark standalone by themselves: one each
+#          drafts     verify_ab of the four draft models at 1k, batch 1 4 (about 5 min, cold caches 7); eagle3 dflash dspark standalone by themselves: one each
 #          start      start_ab: launch to ready, servers one at a time, caches warm; memory (about 5 min)
 #          scenarios  concurrency, and the refused launches beside it (about 3 min)
 #          replay     agentic sessions, then random 8k/1k, at 1 2 4 8 requests at once, on one pair of servers  within REPLAY_S, default

@@ -25,15 +25,29 @@ def test_the_table_of_served_steps():
         assert ratio == f"{row['ratio']:.2f}", f"case {case}"
 
 
-def test_the_times_of_drafts_and_of_fp8_weights():
+def test_the_table_of_drafts():
+    number = r"([\d.]+)"
+    table = re.findall(rf"^\| \[(\w+)\]\((\S+)\)[^|]*\| {number} to {number} \| {number} × \| {number} to {number} \| {number} × \|$", README, re.MULTILINE)
+    assert [line[0] for line in table] == ["EAGLE3", "DFLASH", "DSPARK", "STANDALONE"]
+    for name, link, *figures in table:
+        assert link == f"benchmark/results/served-{name.lower()}-qwen3-8b.json"
+        rows = {row["batch"]: row for row in json.loads((ROOT / link).read_text())["rows"]}
+        for row, written in ((rows[1], figures[:3]), (rows[4], figures[3:])):
+            assert row["served"] and row["equal_work"] and row["ratio_ci95"][0] > 1, name
+            assert written == [f"{median(row['off_ms']):.2f}", f"{median(row['on_ms']):.2f}", f"{row['ratio']:.2f}"], name
+
+
+def test_the_start():
+    start = json.loads((ROOT / "benchmark/results/start-qwen3-8b.json").read_text())["start"]
+    added, on, off = re.search(r"a server is ready ([\d.]+) s later, ([\d.]+) instead of ([\d.]+) s", WORDS).groups()
+    assert (added, on, off) == (f"{start['added_s']:.1f}", f"{median(start['on_s']):.1f}", f"{median(start['off_s']):.1f}") and not start["cold"]
+
+
+def test_the_times_of_ngram_and_of_fp8_weights():
     for batch, words in ((1, "one request"), (4, "four")):
         (row,) = (row for row in rows_of("served-ngram-qwen3-8b") if row["batch"] == batch)
         assert row["served"] and row["equal_work"]
         assert f"{median(row['off_ms']):.2f} to {median(row['on_ms']):.2f}" in WORDS, words
-    for name, pattern in (("eagle3", r"EAGLE3 ([\d.]+) to ([\d.]+) ms a token at one request, ([\d.]+) to ([\d.]+) at four"),
-                          ("standalone", r"STANDALONE ([\d.]+) to ([\d.]+) at one")):
-        rows = [row for row in rows_of(f"served-{name}-qwen3-8b") if row["served"] and row["equal_work"] and row["ratio_ci95"][0] > 1]
-        assert re.search(pattern, WORDS).groups() == tuple(f"{median(row[arm]):.2f}" for row in rows for arm in ("off_ms", "on_ms"))
     times = re.search(r"a step goes from ([\d.]+) to ([\d.]+) ms at one request, ([\d.]+) ×, ([\d.]+) to ([\d.]+) at two, "
                       r"([\d.]+) to ([\d.]+) at four and ([\d.]+) to ([\d.]+) at eight", WORDS).groups()
     fp8 = {row["batch"]: row for row in rows_of("served-qwen3-8b-fp8")}
