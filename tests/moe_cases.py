@@ -31,6 +31,14 @@ TINY_MOE = {
 }
 
 
+# K a multiple of 128, as FP8 weights need it, of one chunk, one stage, and beyond and off stage edges; heads of 128, as the kernel's instances.
+TINY_MOE_FP8 = {
+    "few": _tiny(2, 256, 4, 2, 128, 16, 2, 128),
+    "many": _tiny(2, 384, 4, 1, 128, 128, 8, 128),
+    "wide": _tiny(2, 1152, 2, 1, 128, 16, 2, 1152),
+}
+
+
 def deep_moe(num_layers: int) -> Geometry:
     """As many layers as it takes for the generations to go round, as small as they come."""
     return _tiny(num_layers, 128, 2, 1, 64, 16, 2, 64)
@@ -82,12 +90,16 @@ def run(runner: Runner, inputs: StepInputs) -> MoeRun:
 def moe_gate(
     geometry: Geometry, weights: DecodeStepWeights, steps: list[StepInputs], ours: list[MoeRun], rows: int | None = None, captured: Sequence[int] = ()
 ) -> GateReport:
-    """Our outputs and router logits against the float64 oracle, on the choices that our logits make; SGLang's bf16 rounding is the measure.
+    """Our outputs and router logits against the float64 oracle, on the choices that our logits make; SGLang's bf16 rounding is the measure, of FP8
+    weights without its rounding of activations.
 
     rows, captured: as decode_step_cases.gate has them.
     """
     lm_head = None if weights.lm_head is None else weights.lm_head[: geometry.vocab]
-    standard = [moe_step.standard_step(geometry, weights, step, lm_head, captured, one.choices) for step, one in zip(steps, ours, strict=True)]
+    standard = [
+        moe_step.standard_step(geometry, weights, step, lm_head, captured, one.choices, rounds_activations=False)
+        for step, one in zip(steps, ours, strict=True)
+    ]
     oracle = [
         moe_step.decode_step(geometry, weights, step, torch.float64, lm_head, captured, one.choices) for step, one in zip(steps, ours, strict=True)
     ]

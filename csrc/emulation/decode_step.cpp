@@ -24,6 +24,7 @@ void run_body(const abi::DecodeStepParams& p) {
 
 Report decode_step(const abi::DecodeStepParams& params, int32_t grid, const Options& options) {
   launch::check_decode_step(params, grid);
+  if (params.geometry.num_experts > 0 && params.weights != abi::kWeightsBf16) check_moe_fp8(params);
   const size_t shared_bytes = static_cast<size_t>(params.shared.total_bytes);
   return launch(grid, abi::kNumThreads, shared_bytes, [&] {
     if (params.geometry.num_experts > 0) return run_moe_body(params);

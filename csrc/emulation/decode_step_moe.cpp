@@ -24,6 +24,9 @@ void run_head_dim(const abi::DecodeStepParams& p) {
 
 }  // namespace
 
-void run_moe_body(const abi::DecodeStepParams& params) { params.geometry.head_dim == 64 ? run_head_dim<64>(params) : run_head_dim<128>(params); }
+void run_moe_body(const abi::DecodeStepParams& params) {
+  if (params.weights != abi::kWeightsBf16) return run_moe_fp8_body(params);
+  params.geometry.head_dim == 64 ? run_head_dim<64>(params) : run_head_dim<128>(params);
+}
 
 }  // namespace sgl_lowlatency::emulation

@@ -20,7 +20,7 @@ void check_moe(const abi::DecodeStepParams& p, int32_t grid) {
           "num_experts " + text(g.num_experts) + " is not a multiple of " + text(abi::kTileRows) + " up to " + text(abi::kMaxExperts));
   require(g.top_k >= 1 && g.top_k <= abi::kMaxTopK && g.top_k <= g.num_experts,
           "top_k " + text(g.top_k) + " is outside 1.." + text(abi::kMaxTopK < g.num_experts ? abi::kMaxTopK : g.num_experts));
-  require(p.weights == abi::kWeightsBf16, "MoE layers are bf16, weights is " + text(p.weights));
+  require(p.weights != abi::kWeightsFp8Channel, "MoE layers are bf16 or FP8 in blocks, weights is " + text(p.weights));
   // Else some hand over nothing that every block reads (stages/generations.hpp), or fill no stage in a layer (route_rows).
   require(grid <= g.hidden / abi::kTileRows,
           "grid " + text(grid) + " leaves blocks without tiles of down: there are " + text(g.hidden / abi::kTileRows));

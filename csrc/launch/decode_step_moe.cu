@@ -15,10 +15,15 @@ void require(bool is_met, const char* name, int32_t value, const std::string& wa
   throw std::invalid_argument(std::string("decode_step: ") + name + " " + std::to_string(value) + " of MoE layers is not " + wanted + " on CUDA");
 }
 
-template <bool kIsVerify>
+template <int32_t kElementBytes, bool kIsVerify>
 DecodeStepKernel select_tiles(const abi::DecodeStepParams& p) {
-  return p.rows <= 8 ? kernels::decode_step<1, kHeadDim, 2, kIsVerify, abi::kServedExpertWords>
-                     : kernels::decode_step<2, kHeadDim, 2, kIsVerify, abi::kServedExpertWords>;
+  return p.rows <= 8 ? kernels::decode_step<1, kHeadDim, kElementBytes, kIsVerify, abi::kServedExpertWords>
+                     : kernels::decode_step<2, kHeadDim, kElementBytes, kIsVerify, abi::kServedExpertWords>;
+}
+
+template <int32_t kElementBytes>
+DecodeStepKernel select_mode(const abi::DecodeStepParams& p) {
+  return p.rows_per_request > 1 ? select_tiles<kElementBytes, true>(p) : select_tiles<kElementBytes, false>(p);
 }
 
 }  // namespace
@@ -27,7 +32,7 @@ DecodeStepKernel select_moe_kernel(const abi::DecodeStepParams& p) {
   require(p.geometry.head_dim == kHeadDim, "head_dim", p.geometry.head_dim, std::to_string(kHeadDim));
   require(p.rows <= kMaxMoeRows, "rows", p.rows, "1.." + std::to_string(kMaxMoeRows));
   require(p.geometry.num_experts <= kMaxMoeExperts, "num_experts", p.geometry.num_experts, "up to " + std::to_string(kMaxMoeExperts));
-  return p.rows_per_request > 1 ? select_tiles<true>(p) : select_tiles<false>(p);
+  return p.weights == abi::kWeightsBf16 ? select_mode<2>(p) : select_mode<1>(p);
 }
 
 }  // namespace sgl_lowlatency::launch

@@ -86,7 +86,8 @@ def test_the_same_verdict_on_fp8_checkpoints(doctor, refusals, model_dir, scheme
         (["--enable-return-routed-experts"], [f"--enable-return-routed-experts is in use and {MOE} does not accept it"]),
         (["--expert-distribution-recorder-mode", "stat"], ["--expert-distribution-recorder-mode 'stat' is not served: the kernel does not tell which "
                                                            "experts it took"]),
-        (["--quantization", "fp8"], ["FP8 weights of MoE layers are not served: the kernel reads those in bf16"]),
+        (["--quantization", "fp8"], ["FP8 weights of a MoE model without blocks: the kernel reads FP8 experts of a checkpoint whose weight_block_size is "
+                                     "[128, 128], SGLang would give each one scale"]),
         ([*NGRAM, "--speculative-ngram-max-bfs-breadth", "1"], []),
     ],
     ids=lambda value: " ".join(value)[:40],
@@ -96,6 +97,13 @@ def test_the_same_verdict_on_qwen3_moe(doctor, refusals, model_dir, arguments, r
     code, report = doctor([*command, "--enable-nvidia-megakernel"])
     assert report["reasons"] == refusals(command) == reasons
     assert (code, report["spec"]) == (bool(reasons), MOE)
+
+
+def test_the_same_verdict_on_qwen3_moe_in_fp8(doctor, refusals, model_dir):
+    blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    model = model_dir(**QWEN3_30B_A3B, quantization_config=blocks)
+    code, report = doctor(["--model-path", model, "--enable-nvidia-megakernel"])
+    assert (code, report["reasons"]) == (0, refusals(["--model-path", model])) and report["reasons"] == []
 
 
 def test_qwen3_moe_is_served_on_hopper_alone(doctor, model_dir):

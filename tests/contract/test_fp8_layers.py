@@ -5,6 +5,7 @@ its GPU kernels the one that quantises a bf16 checkpoint.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 fp8 = pytest.importorskip("sglang.srt.layers.quantization.fp8")
 
-from sgl_lowlatency.build.weights import matrix  # noqa: E402
+from sgl_lowlatency.build.weights import matrix, mlp_tensors  # noqa: E402
 from sgl_lowlatency.guard.linear import linear_reasons, weight_format  # noqa: E402
 from sgl_lowlatency.kernels.decode_step_tensors import LayerTensors  # noqa: E402
 
@@ -94,6 +95,48 @@ def test_views_dequantise_to_what_the_checkpoint_meant(case):
         object.__setattr__(tensors, name, tensor)
     assert tensors.format == expected
     assert torch.equal(tensors.dequantized("qkv", torch.float64), meant)
+
+
+EXPERTS, HIDDEN, CHANNELS = 4, 256, 128
+
+
+def load_experts(weight_block_size):
+    """(experts, w13 and w2 as the checkpoint meant them): made by SGLang's method for experts, filled as the loader would."""
+    generator = torch.Generator().manual_seed(3)
+    experts = torch.nn.Module()
+    experts.moe_tp_size, experts.moe_ep_size, experts.moe_runner_config = 1, 1, SimpleNamespace(is_gated=True)
+    config = fp8.Fp8Config(True, "dynamic", weight_block_size=weight_block_size)
+    with mock.patch.object(fp8, "_is_cpu", False), mock.patch.object(fp8, "cutlass_fp8_supported", lambda: True):
+        method = fp8.Fp8MoEMethod(config)
+        method.create_weights(experts, EXPERTS, HIDDEN, CHANNELS, torch.bfloat16, weight_loader=lambda *_: None)
+        meant = {}
+        for name, shape in (("w13", (EXPERTS, 2 * CHANNELS, HIDDEN)), ("w2", (EXPERTS, HIDDEN, CHANNELS))):
+            values = torch.randn(shape, generator=generator).mul(60).to(torch.float8_e4m3fn)
+            getattr(experts, f"{name}_weight").data.copy_(values)
+            if weight_block_size is not None:
+                scale = getattr(experts, f"{name}_weight_scale_inv")
+                scale.data.copy_(torch.rand(scale.shape, generator=generator) + 0.1)
+                meant[name] = values.double() * scale.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+        method.runner = SimpleNamespace(runner_backend=SimpleNamespace(value="triton", is_aiter=lambda: False))
+        method.process_weights_after_loading(experts)
+    experts.quant_method = method
+    return experts, meant
+
+
+def test_experts_views_dequantise_to_what_the_checkpoint_meant():
+    experts, meant = load_experts([128, 128])
+    geometry = SimpleNamespace(is_moe=True)
+    router = torch.nn.Module()
+    router.weight = torch.nn.Parameter(torch.zeros(EXPERTS, HIDDEN), requires_grad=False)
+    fields = mlp_tensors(SimpleNamespace(gate=router, experts=experts), geometry)
+    tensors = LayerTensors(*[None] * 8)
+    for name, tensor in fields.items():
+        object.__setattr__(tensors, name, tensor)
+    for ours, theirs in (("gate_up", "w13"), ("down", "w2")):
+        assert fields[ours].data_ptr() == getattr(experts, f"{theirs}_weight").data_ptr() and fields[ours].is_contiguous()
+        assert fields[f"{ours}_scale"].data_ptr() == getattr(experts, f"{theirs}_weight_scale_inv").data_ptr()
+        for expert in range(EXPERTS):
+            assert torch.equal(tensors.dequantized_expert(ours, expert, torch.float64), meant[theirs][expert])
 
 
 def reasons_of(layer, expected="fp8_block"):

@@ -13,6 +13,8 @@ from sgl_lowlatency.kernels.geometry import Geometry  # noqa: E402
 
 GEOMETRY = Geometry(1, 128, 2, 1, 64, 0, 512, 64, 1e-6, False, num_experts=16, top_k=2, moe_intermediate=64, norm_topk_prob=True)
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FP8_BLOCKS = {**FP8, "weight_block_size": [128, 128]}
+FP8_GEOMETRY = Geometry(1, 128, 2, 1, 128, 0, 512, 64, 1e-6, False, num_experts=16, top_k=2, moe_intermediate=256, norm_topk_prob=True)
 MOE_CONFIG = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
 
 
@@ -26,7 +28,7 @@ def reasons(emulate=False, cfg=None, **fields):
 
 
 def test_a_served_configuration_has_no_reason():
-    assert reasons() == reasons(emulate=True) == []
+    assert reasons() == reasons(emulate=True) == reasons(quantization_config=FP8_BLOCKS) == []
 
 
 @pytest.mark.parametrize("name", [row[0] for row in moe.SERVER_ARGUMENTS])
@@ -65,7 +67,12 @@ def test_what_only_emulation_has(fields, reason):
         ({"num_experts_per_tok": 33}, "config.num_experts_per_tok 33 is outside 1..32"),
         ({"moe_intermediate_size": 100}, "config.moe_intermediate_size 100 is not a multiple of 64"),
         ({"num_experts_per_tok": None}, "config.num_experts_per_tok is None, not a positive integer"),
-        ({"quantization_config": FP8}, "FP8 weights of MoE layers are not served: the kernel reads those in bf16"),
+        (
+            {"quantization_config": FP8},
+            "FP8 weights of a MoE model without blocks: the kernel reads FP8 experts of a checkpoint whose weight_block_size is [128, 128], "
+            "SGLang would give each one scale",
+        ),
+        ({"quantization_config": FP8_BLOCKS, "moe_intermediate_size": 192}, "config.moe_intermediate_size 192 is not a multiple of 128"),
     ],
 )
 def test_an_unserved_model_field_is_one_reason(fields, reason):
@@ -152,12 +159,63 @@ DEFECTS = [
 ]
 
 
-@pytest.mark.parametrize(("where", "value", "reason"), DEFECTS, ids=[f"{where} {number}" for number, (where, _, _) in enumerate(DEFECTS)])
-def test_one_defect_is_one_reason(where, value, reason):
-    block = Qwen3MoeSparseMoeBlock()
+def with_defect(block, where, value):
     *path, name = where.split(".")
     holder = block
     for step in path:
         holder = getattr(holder, step)
     setattr(holder, name, value)
-    assert list(moe.moe_reasons(block, GEOMETRY)) == [reason]
+    return block
+
+
+@pytest.mark.parametrize(("where", "value", "reason"), DEFECTS, ids=[f"{where} {number}" for number, (where, _, _) in enumerate(DEFECTS)])
+def test_one_defect_is_one_reason(where, value, reason):
+    assert list(moe.moe_reasons(with_defect(Qwen3MoeSparseMoeBlock(), where, value), GEOMETRY)) == [reason]
+
+
+class Fp8MoEMethod:
+    block_quant, weight_block_size, use_mxfp8, is_fp4_expert, with_bias = True, [128, 128], False, False, False
+
+    def get_moe_runner_backend(self, layer):
+        return SimpleNamespace(value="triton")
+
+
+def fp8_block():
+    block = Qwen3MoeSparseMoeBlock()
+    experts = block.experts
+    experts.quant_method = Fp8MoEMethod()
+    experts.w13_weight, experts.w2_weight = (torch.zeros(shape, dtype=torch.float8_e4m3fn) for shape in ((16, 512, 128), (16, 128, 256)))
+    experts.w13_weight_scale_inv, experts.w2_weight_scale_inv = torch.ones(16, 4, 1), torch.ones(16, 1, 2)
+    experts.w13_input_scale = experts.w2_input_scale = None
+    return block
+
+
+FP8_DEFECTS = [
+    ("gate.weight", torch.zeros(16, 128).to(torch.float8_e4m3fn), "gate.weight is float8_e4m3fn, not bfloat16"),
+    ("experts.quant_method", UnquantizedFusedMoEMethod(), "experts run UnquantizedFusedMoEMethod, not Fp8MoEMethod"),
+    ("experts.quant_method.block_quant", False, "experts have scales of an expert each, not of blocks of [128, 128]"),
+    ("experts.quant_method.weight_block_size", [1, 32], "experts have scales of [1, 32], not of blocks of [128, 128]"),
+    ("experts.quant_method.use_mxfp8", True, "experts hold MXFP8 weights"),
+    ("experts.quant_method.is_fp4_expert", True, "experts hold FP4 weights"),
+    ("experts.quant_method.with_bias", True, "experts have biases"),
+    ("experts.w13_weight_scale_inv", torch.ones(16, 2, 1), "experts.w13_weight_scale_inv has shape [16, 2, 1], not [16, 4, 1]"),
+    ("experts.w2_weight_scale_inv", torch.ones(16, 1, 2).bfloat16(), "experts.w2_weight_scale_inv is bfloat16, not float32"),
+    ("experts.w2_input_scale", torch.ones(16), "experts.w2_input_scale is a static scale of activations: SGLang would clip them, the kernel does not"),
+    ("experts.w2_weight", torch.zeros(16, 128, 256, dtype=torch.bfloat16), "experts.w2_weight is bfloat16, not float8_e4m3fn"),
+]
+
+
+def test_fp8_experts_with_scales_of_blocks_have_no_reason():
+    assert list(moe.moe_reasons(fp8_block(), FP8_GEOMETRY, "fp8_block")) == []
+
+
+@pytest.mark.parametrize(("where", "value", "reason"), FP8_DEFECTS, ids=[f"{where} {n}" for n, (where, _, _) in enumerate(FP8_DEFECTS)])
+def test_one_defect_of_fp8_experts_is_one_reason(where, value, reason):
+    assert list(moe.moe_reasons(with_defect(fp8_block(), where, value), FP8_GEOMETRY, "fp8_block")) == [reason]
+
+
+def test_powers_of_two_as_scales_are_refused():
+    block = fp8_block()
+    block.experts.w2_weight_scale_inv.format_ue8m0 = True
+    (reason,) = moe.moe_reasons(block, FP8_GEOMETRY, "fp8_block")
+    assert reason == "experts.w2_weight_scale_inv was rounded to powers of two for DeepGEMM, which has not been tested"

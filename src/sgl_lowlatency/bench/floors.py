@@ -20,14 +20,17 @@ def step_bytes(
     distinct experts that the rows take: `experts` a layer on average, or as many as equally likely ones were.
 
     `with_head` adds the LM head and is what a served step moves; without, the step ends at the final norm. `fp8`: the layers'
-    matrices have one byte an element and a scale a block; all else is bf16.
+    matrices have one byte an element and a scale a block; all else is bf16, a router too.
     """
     elements = shape.num_layers * shape.layer_weight_elements + shape.hidden + rows * shape.hidden
     if with_head:
         elements += shape.vocab * shape.hidden
+    distinct = shape.expected_experts(rows) if experts is None else experts
     if shape.is_moe:
-        elements += round(shape.num_layers * (shape.expected_experts(rows) if experts is None else experts) * shape.expert_elements)
+        elements += round(shape.num_layers * distinct * shape.expert_elements)
     matrices = shape.num_layers * shape.layer_matrix_elements
+    if shape.is_moe:
+        matrices += round(shape.num_layers * (distinct * shape.expert_elements - shape.hidden * shape.num_experts))
     saved = matrices - 4 * matrices // FP8_SCALE_ELEMENTS if fp8 else 0
     return elements * BYTES_PER_ELEMENT - saved + rows * context * shape.kv_bytes_per_token
 

@@ -39,11 +39,17 @@ def collect_weights(model: torch.nn.Module, geometry: Geometry, has_head: bool =
 
 
 def mlp_tensors(mlp: torch.nn.Module, geometry: Geometry) -> dict[str, torch.Tensor]:
-    """LayerTensors' fields of a layer's MLP: its two matrices, or the router and SGLang's fused matrices of all experts."""
+    """LayerTensors' fields of a layer's MLP: its two matrices, or the router and SGLang's fused matrices of all experts; FP8 ones with their scales."""
     if not geometry.is_moe:
         return {**matrix("gate_up", mlp.gate_up_proj), **matrix("down", mlp.down_proj)}
     experts = mlp.experts
-    return {"router": mlp.gate.weight.detach(), "gate_up": experts.w13_weight.detach(), "down": experts.w2_weight.detach()}
+    return {
+        "router": mlp.gate.weight.detach(),
+        "gate_up": experts.w13_weight.detach(),
+        "down": experts.w2_weight.detach(),
+        "gate_up_scale": optional(experts, "w13_weight_scale_inv"),
+        "down_scale": optional(experts, "w2_weight_scale_inv"),
+    }
 
 
 def matrix(name: str, linear: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -77,7 +77,7 @@ def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str
     yield from linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim), expected)
     yield from _norm_reasons("post_attention_layernorm", layer.post_attention_layernorm, g.hidden, g.rms_eps)
     if family.is_moe:
-        yield from moe_reasons(layer.mlp, g)
+        yield from moe_reasons(layer.mlp, g, expected)
         return
     yield from linear_reasons("gate_up_proj", layer.mlp.gate_up_proj, (2 * g.intermediate, g.hidden), expected)
     yield from linear_reasons("down_proj", layer.mlp.down_proj, (g.hidden, g.intermediate), expected)

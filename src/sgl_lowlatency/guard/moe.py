@@ -1,9 +1,10 @@
 """Refusals of Qwen3-MoE, before and after the weights load: which experts decode_step computes, and how SGLang must keep them.
 
-What is served (read from sglang 0.5.23): every expert on this GPU, unquantised, under the Triton runner, which a server without
---moe-runner-backend gets too: w13_weight [experts, 2 channels, hidden], rows gate | up, and w2_weight [experts, hidden, channels], as
-UnquantizedFusedMoEMethod makes them. Other runners swap, interleave or repack them. The router is a bf16 matrix, ranked by TopK's softmax, without
-groups, bias or scale. After load, duck-typed as guard/model.py.
+What is served (read from sglang 0.5.23): every expert on this GPU, under the Triton runner, which a server without --moe-runner-backend gets too:
+w13_weight [experts, 2 channels, hidden], rows gate | up, and w2_weight [experts, hidden, channels], in bf16 as UnquantizedFusedMoEMethod makes
+them, or in FP8 as Fp8MoEMethod leaves a checkpoint with scales of 128 x 128 blocks (w13_weight_scale_inv, w2_weight_scale_inv). Without such blocks
+it gives an expert one scale, which the kernel does not read. Other runners swap, interleave or repack them. The router is a bf16 matrix,
+ranked by TopK's softmax, without groups, bias or scale. After load, duck-typed as guard/model.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgl_lowlatency.guard.linear import linear_reasons, tensor_reasons
+from sgl_lowlatency.guard.quantization import BLOCK, element_bytes, has_blocks
 from sgl_lowlatency.kernels.geometry import Geometry
 
 RUNNER_BACKENDS = frozenset({"auto", "triton"})  # of --moe-runner-backend; "auto" becomes the layer's own choice, which is checked after load
@@ -49,20 +51,24 @@ def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
             reasons.append(f"config.num_experts {num_experts} is above {CUDA_MAX_EXPERTS}, the most that the CUDA kernels have")
         if (head_dim := getattr(hf_config, "head_dim", None)) not in (None, CUDA_HEAD_DIM):
             reasons.append(f"config.head_dim {head_dim} of a MoE model is not {CUDA_HEAD_DIM}, the one that the CUDA kernels have")
+    if element_bytes(cfg, hf_config) == 1 and not has_blocks(hf_config):
+        why = f"the kernel reads FP8 experts of a checkpoint whose weight_block_size is {BLOCK}, SGLang would give each one scale"
+        reasons.append(f"FP8 weights of a MoE model without blocks: {why}")
     if (algorithm := getattr(cfg, "speculative_algorithm", None)) in CAPTURING:
         why = "its drafts read inputs of layers, which has not been tested"
         reasons.append(f"--speculative-algorithm {algorithm} is not served with a MoE model: {why}")
     return reasons
 
 
-def moe_reasons(mlp: Any, geometry: Geometry) -> Iterator[str]:
-    """Checks a layer's MLP, SGLang's Qwen3MoeSparseMoeBlock after process_weights_after_loading."""
+def moe_reasons(mlp: Any, geometry: Geometry, expected: str = "bf16") -> Iterator[str]:
+    """Checks a layer's MLP, SGLang's Qwen3MoeSparseMoeBlock after process_weights_after_loading. expected: the weight format of the model's first
+    matrix."""
     if (name := type(mlp).__name__) != "Qwen3MoeSparseMoeBlock":
         yield f"mlp is a {name}, not a Qwen3MoeSparseMoeBlock"
         return
     yield from linear_reasons("gate", mlp.gate, (geometry.num_experts, geometry.hidden), "bf16")
     yield from _router_reasons(mlp.topk.topk_config, geometry)
-    yield from _experts_reasons(mlp.experts, geometry)
+    yield from _experts_reasons(mlp.experts, geometry, expected)
 
 
 def _is_set(value: Any) -> bool:
@@ -86,22 +92,23 @@ def _router_reasons(topk: Any, geometry: Geometry) -> Iterator[str]:
         yield f"topk hands out its choices as {topk.output_format.name}, not STANDARD"
 
 
-def _experts_reasons(experts: Any, geometry: Geometry) -> Iterator[str]:
+def _experts_reasons(experts: Any, geometry: Geometry, expected: str) -> Iterator[str]:
     g, method, config = geometry, experts.quant_method, experts.moe_runner_config
+    wanted = "UnquantizedFusedMoEMethod" if expected == "bf16" else "Fp8MoEMethod"
     if (experts.moe_ep_size, experts.moe_tp_size) != (1, 1):
         yield f"experts are spread over {experts.moe_ep_size} x {experts.moe_tp_size} GPUs"
-    if type(method).__name__ != "UnquantizedFusedMoEMethod":
-        yield f"experts run {type(method).__name__}, not UnquantizedFusedMoEMethod"
+    if type(method).__name__ != wanted:
+        yield f"experts run {type(method).__name__}, not {wanted}"
         return
     if (backend := method.get_moe_runner_backend(experts)) is None or backend.value != "triton":
         yield f"experts have the runner {getattr(backend, 'value', None)}, not triton"
-    if method.w13_swiglu_interleaved:
+    if getattr(method, "w13_swiglu_interleaved", False):
         yield "experts.w13_weight has gate and up rows in turn (SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED)"
-    if method.load_up_proj_weight_first:
+    if getattr(method, "load_up_proj_weight_first", False):
         yield "experts.w13_weight has its up rows first"
     if getattr(experts, "use_intel_amx_backend", False):
         yield "experts' weights are packed for Intel AMX"
-    if experts.with_bias:
+    if (experts if expected == "bf16" else method).with_bias:
         yield "experts have biases"
     if (config.activation, config.is_gated) != ("silu", True):
         yield f"experts have the activation {config.activation}{'' if config.is_gated else ', not gated'}, not a gated silu"
@@ -110,5 +117,24 @@ def _experts_reasons(experts: Any, geometry: Geometry) -> Iterator[str]:
             yield f"experts have {name} {getattr(config, name)}"
     if config.routed_scaling_factor not in (None, 1.0):
         yield f"experts have routed_scaling_factor {config.routed_scaling_factor}"
-    yield from tensor_reasons("experts.w13_weight", experts.w13_weight, (g.num_experts, 2 * g.moe_intermediate, g.hidden))
-    yield from tensor_reasons("experts.w2_weight", experts.w2_weight, (g.num_experts, g.hidden, g.moe_intermediate))
+    shapes = {"w13": (g.num_experts, 2 * g.moe_intermediate, g.hidden), "w2": (g.num_experts, g.hidden, g.moe_intermediate)}
+    dtype = "bfloat16" if expected == "bf16" else "float8_e4m3fn"
+    for name, shape in shapes.items():
+        yield from tensor_reasons(f"experts.{name}_weight", getattr(experts, f"{name}_weight"), shape, dtype)
+    if expected != "bf16":
+        yield from _fp8_experts_reasons(experts, method, shapes)
+
+
+def _fp8_experts_reasons(experts: Any, method: Any, shapes: dict[str, tuple[int, int, int]]) -> Iterator[str]:
+    if not method.block_quant or list(method.weight_block_size or []) != BLOCK:
+        yield f"experts have scales of {list(method.weight_block_size) if method.block_quant else 'an expert each'}, not of blocks of {BLOCK}"
+        return
+    if method.use_mxfp8 or method.is_fp4_expert:
+        yield f"experts hold {'FP4' if method.is_fp4_expert else 'MXFP8'} weights"
+    for name, (num_experts, rows, columns) in shapes.items():
+        scale = getattr(experts, f"{name}_weight_scale_inv", None)
+        yield from tensor_reasons(f"experts.{name}_weight_scale_inv", scale, (num_experts, rows // BLOCK[0], columns // BLOCK[1]), "float32")
+        if getattr(scale, "format_ue8m0", False):
+            yield f"experts.{name}_weight_scale_inv was rounded to powers of two for DeepGEMM, which has not been tested"
+        if getattr(experts, f"{name}_input_scale", None) is not None:
+            yield f"experts.{name}_input_scale is a static scale of activations: SGLang would clip them, the kernel does not"

@@ -19,6 +19,11 @@ def element_bytes(cfg: Any, hf_config: Any) -> int:
     return 1 if (config.get("quant_method") if config else getattr(cfg, "quantization", None)) == FP8 else 2
 
 
+def has_blocks(hf_config: Any) -> bool:
+    """Whether the checkpoint's weights are FP8 with a scale a block."""
+    return bool(_checkpoint_config(hf_config).get("weight_block_size"))
+
+
 def quantization_reasons(hf_config: Any) -> list[str]:
     """Why the kernel cannot read the checkpoint's weights as SGLang loads them; [] when it can."""
     config = _checkpoint_config(hf_config)

@@ -65,7 +65,7 @@ class DecodeStep:
         if len(grids) != 1 or len(sizes) != 1:
             raise ValueError(f"plans disagree: grids {sorted(grids)}, workspace bytes {sorted(sizes)}")
         require_weights(geometry, weights, device)
-        if {op.element_bytes for p in plans.values() for op in p.ops} != {weights.element_bytes}:
+        if {p.ops[0].element_bytes for p in plans.values()} != {weights.element_bytes}:
             raise ValueError(f"the plans are not for {weights.format} weights")
         if {p.head is not None for p in plans.values()} != {weights.lm_head is not None}:
             raise ValueError(f"the plans are not for weights {'without' if weights.lm_head is None else 'with'} an LM head")

@@ -12,6 +12,12 @@ from sgl_lowlatency.kernels.geometry import Geometry
 MATRICES = ("qkv", "out_proj", "gate_up", "down")  # of a layer, in the order of abi::OpIdx
 
 
+def spread(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """blocks [a, b], each element over its part of the matrix."""
+    a, b = blocks.shape
+    return blocks.repeat_interleave(matrix.shape[0] // a, 0).repeat_interleave(matrix.shape[1] // b, 1)
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerTensors:
     """One decoder layer in SGLang's own tensors, contiguous; bf16, but for matrices in FP8 and their scales.
@@ -23,8 +29,9 @@ class LayerTensors:
     A matrix [N, K] may be float8_e4m3fn; its scale is then float32, of blocks [N / 128, K / 128], or of rows [N].
     All matrices of a model have one format.
 
-    A MoE layer, bf16, has a router [num_experts, hidden], and the experts' matrices one after the other, SGLang's w13_weight and w2_weight:
-    gate_up [num_experts, 2 moe_intermediate, hidden], down [num_experts, hidden, moe_intermediate].
+    A MoE layer has a router [num_experts, hidden], bf16 always, and the experts' matrices one after the other, SGLang's w13_weight and w2_weight:
+    gate_up [num_experts, 2 moe_intermediate, hidden], down [num_experts, hidden, moe_intermediate]; in FP8 their scales are of blocks,
+    [num_experts, 2 moe_intermediate / 128, hidden / 128] and [num_experts, hidden / 128, moe_intermediate / 128].
     """
 
     input_norm: torch.Tensor
@@ -63,6 +70,11 @@ class LayerTensors:
         router, num_experts = ([], 1) if self.router is None else ([(self.router, 1)], self.router.shape[0])
         weights = ((self.qkv, 1), (self.out_proj, 1), *router, (self.gate_up.flatten(0, -2), 2 * num_experts), (self.down.flatten(0, -2), 1))
         return [(weight.data_ptr(), *weight.shape, num_parts, weight.element_size()) for weight, num_parts in weights]
+
+    def dequantized_expert(self, name: str, number: int, dtype: torch.dtype) -> torch.Tensor:
+        """One expert's gate_up or down as it is meant, in `dtype`."""
+        matrix, scale = getattr(self, name)[number].to(dtype), getattr(self, f"{name}_scale")
+        return matrix if scale is None else matrix * spread(scale[number].to(dtype), matrix)
 
     def dequantized(self, name: str, dtype: torch.dtype, rows: slice = slice(None)) -> torch.Tensor:
         """The matrix, or some of its rows, as it is meant, in `dtype`: elements times their scales, if it is FP8."""
@@ -151,7 +163,7 @@ def require_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtyp
 def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torch.device) -> None:
     """Raises ValueError naming the first tensor that does not have the geometry's shape, dtype and device.
 
-    The dtype is bf16; of cos_sin and scales fp32; of matrices bf16 or float8_e4m3fn, all as the first layer's qkv; of MoE layers bf16.
+    The dtype is bf16; of cos_sin and scales fp32; of matrices bf16 or float8_e4m3fn, all as the first layer's qkv.
     """
     g, bf16 = geometry, torch.bfloat16
     q_size, kv_size = g.num_q_heads * g.head_dim, g.num_kv_heads * g.head_dim
@@ -178,6 +190,8 @@ def require_weights(geometry: Geometry, weights: DecodeStepWeights, device: torc
         "down": (*experts, g.hidden, g.mlp_channels),
     }
     weight_format = weights.format
+    if g.is_moe and weight_format == "fp8_channel":
+        raise ValueError("layers[0].qkv_scale: MoE layers have scales of blocks, not of rows")
     for index, layer in enumerate(weights.layers):
         for name, shape in shapes.items():
             tensor = getattr(layer, name)
@@ -199,5 +213,5 @@ def _require_scale(name: str, scale: torch.Tensor | None, matrix: tuple[int, ...
         return
     if scale is None:
         raise ValueError(f"{name}: missing, the matrix is float8_e4m3fn")
-    blocks = tuple(size // abi.SCALE_BLOCK for size in matrix)  # no remainder: Geometry.reasons
+    blocks = (*matrix[:-2], *(size // abi.SCALE_BLOCK for size in matrix[-2:]))  # no remainder: Geometry.reasons
     require_tensor(name, scale, blocks if weight_format == "fp8_block" else matrix[:1], torch.float32, device)

@@ -128,6 +128,4 @@ class Geometry:
                 reasons.append(f"config.num_experts {self.num_experts} is not a multiple of {TILE_ROWS} up to {MAX_EXPERTS}")
             if not 1 <= self.top_k <= min(self.num_experts, MAX_TOP_K):
                 reasons.append(f"config.num_experts_per_tok {self.top_k} is outside 1..{min(self.num_experts, MAX_TOP_K)}")
-            if element_bytes != 2:
-                reasons.append("FP8 weights of MoE layers are not served: the kernel reads those in bf16")
         return reasons

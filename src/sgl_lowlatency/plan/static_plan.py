@@ -99,8 +99,8 @@ def make_plan(
     """Plans a step of `rows` rows on `grid` blocks (one an SM) with that much shared memory a block.
 
     `panel_budget_bytes`: activations kept in shared memory at a time; what is left becomes ring stages. `rows_per_request`: new
-    tokens of each request, one a row; rows is a multiple of it. `element_bytes`: of a layer's weight, 2 (bf16) or 1 (FP8).
-    `has_head`: the step may end with the LM head.
+    tokens of each request, one a row; rows is a multiple of it. `element_bytes`: of a layer's weight, 2 (bf16) or 1 (FP8);
+    a router's has 2. `has_head`: the step may end with the LM head.
     Raises PlanError when a shape is unsupported or nothing fits.
     """
     require_shapes(geometry, rows, grid, shared_memory_bytes, rows_per_request, element_bytes)
@@ -126,7 +126,10 @@ def make_plan(
             f"{panels.MIN_STAGES} ring stages (op {busiest} gives one block {max(c for _, c in ranges[busiest])} tiles)"
         )
     ops = tuple(
-        Op(name, k, memory.k_panel.get(name, k), out_rows // abi.TILE_ROWS, ranges[name], element_bytes, tiles.is_shared(geometry, name))
+        Op(
+            name, k, memory.k_panel.get(name, k), out_rows // abi.TILE_ROWS, ranges[name],
+            tiles.element_bytes(name, element_bytes), tiles.is_shared(geometry, name),
+        )
         for name, (out_rows, k) in shapes.items()
     )
     head = None

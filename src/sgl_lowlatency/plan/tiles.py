@@ -9,6 +9,7 @@ from sgl_lowlatency.kernels.geometry import Geometry
 
 OP_NAMES = abi.OP_NAMES  # of a dense layer
 MOE_OP_NAMES = ("qkv", "out_proj", "router", "gate_up", "down")  # of a MoE layer
+ROUTER = "router"  # of a MoE layer
 SHARED_OP = "gate_up"  # of a MoE layer: routing decides which tiles there are, and blocks share them on the device
 HEAD = "head"  # the LM head, behind the last layer; abi.HEAD_OP
 
@@ -66,6 +67,11 @@ def op_names(geometry: Geometry) -> tuple[str, ...]:
 
 def is_shared(geometry: Geometry, name: str) -> bool:
     return geometry.is_moe and name == SHARED_OP
+
+
+def element_bytes(name: str, of_layer: int) -> int:
+    """Of a weight of operation `name`, where the layer's matrices have `of_layer`: the router is bf16 always."""
+    return 2 if name == ROUTER else of_layer
 
 
 def head_tiles(geometry: Geometry) -> int:

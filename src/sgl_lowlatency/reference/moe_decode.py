@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from sgl_lowlatency.kernels.decode_step_tensors import spread
 from sgl_lowlatency.reference import routing
 from sgl_lowlatency.reference.dense_decode import rms_norm
 
@@ -18,12 +19,20 @@ from sgl_lowlatency.reference.dense_decode import rms_norm
 @dataclasses.dataclass(frozen=True)
 class MoeTensors:
     """A layer's tensors as SGLang loads them: post_norm [hidden], router [num_experts, hidden], w13 [num_experts, 2 intermediate, hidden], rows
-    gate | up, w2 [num_experts, hidden, intermediate]."""
+    gate | up, w2 [num_experts, hidden, intermediate]. Of FP8 experts, the float32 scales of blocks of 128 x 128: w13_scale, w2_scale
+    [num_experts, rows / 128, columns / 128]."""
 
     post_norm: torch.Tensor
     router: torch.Tensor
     w13: torch.Tensor
     w2: torch.Tensor
+    w13_scale: torch.Tensor | None = None
+    w2_scale: torch.Tensor | None = None
+
+    def weight(self, name: str, number: int, dtype: torch.dtype) -> torch.Tensor:
+        """One expert's "w13" or "w2" as it is meant, in `dtype`."""
+        matrix, scale = getattr(self, name)[number].to(dtype), getattr(self, f"{name}_scale")
+        return matrix if scale is None else matrix * spread(scale[number].to(dtype), matrix)
 
     @property
     def num_experts(self) -> int:
@@ -56,8 +65,8 @@ def random_tensors(hidden: int, intermediate: int, num_experts: int, seed: int, 
 
 def expert(tensors: MoeTensors, number: int, y: torch.Tensor) -> torch.Tensor:
     """What one expert makes of y [.., hidden], in y's dtype."""
-    gate, up = (y @ tensors.w13[number].to(y.dtype).T).chunk(2, dim=-1)
-    return (torch.nn.functional.silu(gate) * up) @ tensors.w2[number].to(y.dtype).T
+    gate, up = (y @ tensors.weight("w13", number, y.dtype).T).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up) @ tensors.weight("w2", number, y.dtype).T
 
 
 def combine(tensors: MoeTensors, y: torch.Tensor, choices: routing.Choices) -> torch.Tensor:

@@ -31,7 +31,7 @@ class MoeStep:
 
 
 def tensors(layer: LayerTensors) -> moe_decode.MoeTensors:
-    return moe_decode.MoeTensors(layer.post_norm, layer.router, layer.gate_up, layer.down)
+    return moe_decode.MoeTensors(layer.post_norm, layer.router, layer.gate_up, layer.down, layer.gate_up_scale, layer.down_scale)
 
 
 def decode_step(
@@ -71,8 +71,9 @@ def standard_step(
     captured: Sequence[int] = (),
     choices: list[routing.Choices] | None = None,
     choose: Choose | None = None,
+    rounds_activations: bool = True,
 ) -> MoeStep:
-    """SGLang's own bf16 path, as standard_path.decode_step. choices, choose: as decode_step has them."""
+    """SGLang's own path, as standard_path.decode_step, which says what rounds_activations are. choices, choose: as decode_step has them."""
     rule = choose or (lambda ranked: routing.choose(ranked, geometry.top_k, geometry.norm_topk_prob))
     logits, chosen = [], []
 
@@ -80,7 +81,7 @@ def standard_step(
         of_layer = tensors(weights.layers[layer])
         logits.append(torch.nn.functional.linear(normed, of_layer.router))
         chosen.append(choices[layer] if choices is not None else rule(logits[-1]))
-        return moe_standard_path.combine(of_layer, normed, chosen[-1])
+        return moe_standard_path.combine(of_layer, normed, chosen[-1], rounds_activations)
 
-    outputs = standard_path.decode_step(geometry, weights, inputs, lm_head, captured=captured, mlp=mlp)
+    outputs = standard_path.decode_step(geometry, weights, inputs, lm_head, rounds_activations, captured, mlp)
     return MoeStep(outputs, torch.stack(logits), chosen)

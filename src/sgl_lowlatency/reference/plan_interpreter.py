@@ -8,6 +8,7 @@ small, two that overlap or too few generations show here as NaN or as wrong numb
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference import routing
+from sgl_lowlatency.reference import moe_step, routing
 from sgl_lowlatency.reference.dense_decode import head_norm, rope
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
@@ -275,6 +276,10 @@ class PlanInterpreter:
             self.pairs.append((expert, rows, first))
             first += len(rows)
 
+    @functools.lru_cache(maxsize=64)
+    def expert_weight(self, name: str, layer: int, expert: int) -> torch.Tensor:
+        return moe_step.tensors(self.weights.layers[layer]).weight(name, expert, torch.float32)
+
     def expert_gate_up(self, layer: int) -> None:
         out, inverse_rms, scaled = self.buffer("activation", layer), self.inverse_rms("mid", layer), self.buffer("mid_scaled", layer).float()
         tiles = self.plan.op("gate_up").num_tiles
@@ -282,7 +287,7 @@ class PlanInterpreter:
             begin, count = abi.even_share(len(self.pairs) * tiles, block, self.plan.grid)
             for i in range(begin, begin + count):
                 expert, rows, first = self.pairs[i // tiles]
-                weight = self.weights.layers[layer].gate_up[expert].float()[self.tile_rows("gate_up", i % tiles)]
+                weight = self.expert_weight("w13", layer, expert)[self.tile_rows("gate_up", i % tiles)]
                 gate, up = (scaled[rows] @ weight.T * inverse_rms[rows]).chunk(2, dim=-1)
                 columns = slice(i % tiles * _HALF_TILE, (i % tiles + 1) * _HALF_TILE)
                 out[first : first + len(rows), columns] = (torch.nn.functional.silu(gate) * up).bfloat16()
@@ -296,7 +301,7 @@ class PlanInterpreter:
                 columns = slice(tile * abi.TILE_ROWS, (tile + 1) * abi.TILE_ROWS)
                 total = torch.zeros(self.plan.rows, abi.TILE_ROWS, device=before.device)
                 for expert, rows, first in self.pairs:
-                    product = activation[first : first + len(rows)] @ self.weights.layers[layer].down[expert, columns].float().T
+                    product = activation[first : first + len(rows)] @ self.expert_weight("w2", layer, expert)[columns].T
                     for row, part in zip(rows, product, strict=True):
                         rank = self.choices.ids[row].tolist().index(expert)
                         total[row] += self.choices.weights[row, rank].float() * part

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 
 from sgl_lowlatency.kernels import abi
-from sgl_lowlatency.kernels.decode_step_tensors import MATRICES, LayerTensors
+from sgl_lowlatency.kernels.decode_step_tensors import MATRICES, LayerTensors, spread
 
 LARGEST = 448.0  # of e4m3fn
 SCALE_SPREAD = 0.5  # of the logarithm of random blocks' scales: a wrong scale then shows
@@ -21,16 +21,19 @@ SMALLEST_AMAX = 1e-10  # SGLang's guard against a scale of 0
 def quantize_layer(layer: LayerTensors, weight_format: str, generator: torch.Generator) -> LayerTensors:
     """The layer with its matrices in a format of abi.WEIGHT_FORMATS other than bf16.
 
-    Blocks (or rows) are made louder and softer at random first, by e^(0.5 n) of unit mean square, so that no two scales are alike.
+    Blocks (or rows) are made louder and softer at random first, by e^(0.5 n) of unit mean square, so that no two scales are alike. Experts'
+    matrices are cut as one tall matrix; an expert's rows are whole blocks.
     """
     fields = {}
     for name in MATRICES:
-        weight = getattr(layer, name).float()
+        weight = getattr(layer, name).float().flatten(0, -2)
         rows, columns = weight.shape
         blocks = (rows, 1) if weight_format == "fp8_channel" else (rows // abi.SCALE_BLOCK, columns // abi.SCALE_BLOCK)
         noise = torch.randn(blocks, generator=generator, device=weight.device) * SCALE_SPREAD
-        fields[name], scale = quantize(weight * _spread((noise - SCALE_SPREAD**2).exp(), weight), blocks)
-        fields[f"{name}_scale"] = scale.flatten() if weight_format == "fp8_channel" else scale
+        codes, scale = quantize(weight * spread((noise - SCALE_SPREAD**2).exp(), weight), blocks)
+        experts = getattr(layer, name).shape[:-2]
+        fields[name] = codes.view(*experts, -1, columns)
+        fields[f"{name}_scale"] = scale.flatten() if weight_format == "fp8_channel" else scale.view(*experts, -1, blocks[1])
     return dataclasses.replace(layer, **fields)
 
 
@@ -38,7 +41,7 @@ def quantize(weight: torch.Tensor, blocks: tuple[int, int]) -> tuple[torch.Tenso
     """(e4m3fn [N, K], fp32 scales [blocks]) of a float matrix, cut into as many equal blocks of rows and of columns as `blocks` says."""
     parts = weight.abs().unflatten(1, (blocks[1], -1)).unflatten(0, (blocks[0], -1))
     scale = (parts.amax((1, 3)).float().clamp(min=SMALLEST_AMAX) / LARGEST).contiguous()
-    return (weight / _spread(scale, weight)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
+    return (weight / spread(scale, weight)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn), scale
 
 
 def round_to_fp8(x: torch.Tensor, group: int) -> torch.Tensor:
@@ -54,9 +57,3 @@ def linear(x: torch.Tensor, layer: LayerTensors, name: str, bias: torch.Tensor |
         x = round_to_fp8(x, x.shape[-1] if layer.format == "fp8_channel" else abi.SCALE_BLOCK)
     y = x.float() @ layer.dequantized(name, torch.float32).T
     return (y if bias is None else y + bias.float()).bfloat16()
-
-
-def _spread(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """blocks [a, b], each element over its part of the matrix."""
-    a, b = blocks.shape
-    return blocks.repeat_interleave(matrix.shape[0] // a, 0).repeat_interleave(matrix.shape[1] // b, 1)

@@ -127,10 +127,12 @@ class SelfCheck:
                 actual = self._outputs(ours if record is None else functools.partial(ours, routing=record), forward_batch, kv, captured)
                 sglang_state.plan_attention(forward_batch)
                 with ExitStack() as stand_ins:
+                    notes: list[list[torch.Tensor]] = []
                     if record is not None:
                         routers = stand_ins.enter_context(routed_as(self._model, record))
                         came = stand_ins.enter_context(streamed_as(self._model, record))
-                    expected = self._expected(original, forward_batch, kv, captured, report)
+                        notes = [routers.logits, routers.ids, came]
+                    expected = self._expected(original, forward_batch, kv, captured, report, notes)
                 _note(report.figures, _errors(actual, expected, captured))
                 if record is not None:
                     _note(report.figures, stream_errors(record, came) | routing_errors(record, routers))
@@ -159,15 +161,18 @@ class SelfCheck:
             kv.v[layer][inputs.slots] = v.to(torch.bfloat16)
 
     def _expected(
-        self, original: Callable[..., Any], forward_batch: Any, kv: KvState, captured: tuple[int, ...], report: SelfCheckReport
+        self, original: Callable[..., Any], forward_batch: Any, kv: KvState, captured: tuple[int, ...], report: SelfCheckReport,
+        notes: Sequence[list[torch.Tensor]],
     ) -> _Outputs:
         """What ours is compared to: SGLang's forward; of FP8 weights with exact products, and its own is noted beside. The layers beside
-        the captured ones are captured too."""
+        the captured ones are captured too. notes: of MoE layers what stand-ins note of a forward; of the forward returned they stay."""
         layers = with_neighbours(captured, self._geometry.num_layers)
         with sglang_state.capturing(self._model, layers):
             sglang = self._outputs(original, forward_batch, kv, layers)
             if not self._is_fp8:
                 return sglang
+            for note in notes:
+                note.clear()
             with exact_linears(self._model, self._weights):
                 sglang_state.plan_attention(forward_batch)
                 exact = self._outputs(original, forward_batch, kv, layers)

@@ -50,7 +50,7 @@ class SglangRouters:
 
 @contextmanager
 def routed_as(model: Any, record: RoutingRecord) -> Iterator[SglangRouters]:
-    """SGLang's forward takes the experts of `record` within the body, which runs it once. Raises RuntimeError for another number of rows."""
+    """SGLang's forward takes the experts of `record` within the body, which runs it once, or clears what was noted. Raises RuntimeError for another number of rows."""
     routers, topks = SglangRouters(), [layer.mlp.topk for layer in model.model.layers]
     with _forwards({
         topk: _router(topk.forward, topk.topk_config.renormalize, record.ids[index], routers) for index, topk in enumerate(topks)
@@ -60,7 +60,7 @@ def routed_as(model: Any, record: RoutingRecord) -> Iterator[SglangRouters]:
 
 @contextmanager
 def streamed_as(model: Any, record: RoutingRecord) -> Iterator[list[torch.Tensor]]:
-    """SGLang's layers start from the streams of `record` within the body, which runs its forward once. The list then has the stream that would have
+    """SGLang's layers start from the streams of `record` within the body, which runs its forward once, or clears the list. It then has the stream that would have
     entered each layer, bf16 [rows, hidden]: what SGLang's layer before left. Raises RuntimeError for another number of rows."""
     came: list[torch.Tensor] = []
     with _forwards({layer: _layer(layer.forward, record.streams[:, index], came) for index, layer in enumerate(model.model.layers)}):

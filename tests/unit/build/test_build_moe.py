@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # tiny_serving.p
 sys.path.insert(0, str(Path(__file__).parent))
 
 from first_step import LENGTHS, first_step  # noqa: E402
-from tiny_serving import MOE_GEOMETRY, TinyServing  # noqa: E402
+from tiny_serving import MOE_FP8_GEOMETRY, MOE_GEOMETRY, TinyServing  # noqa: E402
 
 from sgl_lowlatency.build.weights import collect_weights  # noqa: E402
 from sgl_lowlatency.reference import moe_step, routing  # noqa: E402
@@ -35,6 +35,16 @@ def test_weights_are_views_of_sglangs_tensors():
         gate, experts = layer.mlp.gate, layer.mlp.experts
         for theirs, tensor in ((gate.weight, ours.router), (experts.w13_weight, ours.gate_up), (experts.w2_weight, ours.down)):
             assert tensor.data_ptr() == theirs.data_ptr() and tensor.shape == theirs.shape and tensor.stride() == theirs.stride()
+
+
+def test_fp8_experts_come_with_their_scales():
+    serving = TinyServing(geometry=MOE_FP8_GEOMETRY, weight_format="fp8_block")
+    weights = collect_weights(serving.model, MOE_FP8_GEOMETRY)
+    assert weights.format == "fp8_block"
+    for layer, ours in zip(serving.model.model.layers, weights.layers, strict=True):
+        for name, theirs in (("gate_up", "w13_weight"), ("down", "w2_weight")):
+            assert getattr(ours, name).data_ptr() == getattr(layer.mlp.experts, theirs).data_ptr()
+            assert getattr(ours, f"{name}_scale").data_ptr() == getattr(layer.mlp.experts, f"{theirs}_scale_inv").data_ptr()
 
 
 def test_a_built_step_serves_what_float64_computes(emulated):

@@ -60,9 +60,13 @@ def test_a_geometry_that_the_kernel_cannot_run_is_refused_by_its_field(changes, 
         make_plan(dataclasses.replace(GEOMETRY, **changes), 1, 128)
 
 
-def test_fp8_experts_are_refused():
-    with pytest.raises(PlanError, match="FP8 weights of MoE layers are not served"):
-        make_plan(GEOMETRY, 1, 128, element_bytes=1)
+@pytest.mark.parametrize("rows", [1, 16])
+def test_fp8_experts_beside_a_bf16_router(rows):
+    plan = make_plan(GEOMETRY, rows, 128, element_bytes=1)
+    assert validate(plan) == []
+    assert {op.name: op.element_bytes for op in plan.ops} == {"qkv": 1, "out_proj": 1, "router": 2, "gate_up": 1, "down": 1}
+    with pytest.raises(PlanError, match="config.moe_intermediate_size 192 is not a multiple of 128"):
+        make_plan(dataclasses.replace(GEOMETRY, moe_intermediate=192), rows, 128, element_bytes=1)
 
 
 def test_blocks_without_tiles_of_down_are_refused():

@@ -11,12 +11,12 @@ import pytest
 import torch
 from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
 from sgl_lowlatency.runtime import self_check
-from sgl_lowlatency.runtime.self_check import FIGURES, SelfCheck
+from sgl_lowlatency.runtime.self_check import FIGURES, SGLANG_FP8_FIGURE, SelfCheck
 from sgl_lowlatency.runtime.self_check_moe import (
     ADDED_L2, GAP, MOE_FIGURES, ROUTER_L2, ROUNDING_STEP, STREAM_L2, WRONG_CHOICES, SglangRouters, distinct_experts, routing_errors, stream_errors,
 )
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
-from tiny_serving import MOE_GEOMETRY
+from tiny_serving import MOE_FP8_GEOMETRY, MOE_GEOMETRY
 
 TOLERANCES = dict(QWEN3_MOE_SPEC.numerics.tolerances)
 PLANTED = {  # dialect::Planted
@@ -46,6 +46,25 @@ def test_the_kernel_passes(make_serving, rows, drafts):
     rows *= drafts
     assert report.experts_a_layer == 4 if rows == 1 else 4 < report.experts_a_layer <= min(32, 4 * rows)
     assert str(report).endswith(f"; {report.experts_a_layer:.1f} experts a layer)")
+
+
+@pytest.mark.parametrize("rows, drafts", [(3, 1), (1, 4)])
+def test_the_kernel_passes_with_fp8_experts(make_serving, rows, drafts):
+    """Ours and SGLang's exact products are a rounding apart; SGLang's own forward, which rounds what it multiplies to FP8, is further off."""
+    serving = make_serving(num_slots=8192, drafts=drafts, geometry=MOE_FP8_GEOMETRY, weight_format="fp8_block")
+    report = run(serving, serving.kernel(rows=rows * drafts), rows)
+    assert report.misses == [], str(report)
+    assert set(report.figures) == {*FIGURES, *MOE_FIGURES, SGLANG_FP8_FIGURE}
+    require_well_inside(report)
+    assert report.sglang_fp8["logits.relative_l2"] > 3 * report.figures["logits.relative_l2"]
+    assert all("forward" not in vars(layer.mlp.experts) for layer in serving.model.model.layers)
+
+
+@pytest.mark.parametrize("planted", [13, 14], ids=["wrong scale block", "gate's scale for up"])
+def test_a_wrong_scale_of_an_expert_fails(make_serving, planted):
+    serving = make_serving(num_slots=8192, geometry=MOE_FP8_GEOMETRY, weight_format="fp8_block")
+    report = run(serving, serving.kernel(planted, rows=3), 3)
+    assert STREAM_L2 in missed_by(report) or ADDED_L2 in missed_by(report), str(report)
 
 
 def require_well_inside(report):

@@ -34,6 +34,7 @@ GEOMETRY = Geometry(
     rms_eps=1e-6, tied_head=False,
 )
 MOE_GEOMETRY = dataclasses.replace(GEOMETRY, num_experts=32, top_k=4, moe_intermediate=64, norm_topk_prob=True)
+MOE_FP8_GEOMETRY = dataclasses.replace(MOE_GEOMETRY, num_q_heads=2, num_kv_heads=1, head_dim=128, moe_intermediate=128)
 GRID = 2
 SHARED_MEMORY_BYTES = 227 * 1024
 # of the spec; tests of the check's verdict must see it judge by what servers are judged by
@@ -114,9 +115,10 @@ class TinyModel(torch.nn.Module):
             attention.rotary_emb = SimpleNamespace(cos_sin_cache=weights.cos_sin)
             if geometry.is_moe:
                 mlp.gate, mlp.topk, mlp.experts = _holder(tensors.router), TinyTopK(geometry), torch.nn.Module()
-                mlp.experts.w13_weight, mlp.experts.w2_weight = (
-                    torch.nn.Parameter(weight, requires_grad=False) for weight in (tensors.gate_up, tensors.down)
-                )
+                for name, ours in (("w13_weight", "gate_up"), ("w2_weight", "down")):
+                    setattr(mlp.experts, name, torch.nn.Parameter(getattr(tensors, ours), requires_grad=False))
+                    if (scale := getattr(tensors, f"{ours}_scale")) is not None:
+                        setattr(mlp.experts, f"{name}_scale_inv", torch.nn.Parameter(scale, requires_grad=False))
             else:
                 mlp.gate_up_proj, mlp.down_proj = _linear(tensors, "gate_up"), _linear(tensors, "down")
             layer.self_attn, layer.mlp = attention, mlp
@@ -190,7 +192,10 @@ class TinyServing:
 
         def mlp(layer, normed):
             tensors = moe_step.tensors(self.weights.layers[layer])
-            chosen = self.model.model.layers[layer].mlp.topk(normed, torch.nn.functional.linear(normed, tensors.router))
+            block = self.model.model.layers[layer].mlp
+            chosen = block.topk(normed, torch.nn.functional.linear(normed, tensors.router))
+            if (stand_in := vars(block.experts).get("forward")) is not None:
+                return stand_in(normed, chosen)
             return moe_standard_path.combine(tensors, normed, routing.Choices(chosen.topk_ids.long(), chosen.topk_weights.double()))
 
         return mlp

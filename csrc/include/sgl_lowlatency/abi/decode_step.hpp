@@ -74,7 +74,7 @@ enum EdgeIdx : int32_t {
 // (abi/weight_map.hpp) in the order of OpIdx:
 //   qkv [(num_q_heads + 2 * num_kv_heads) * head_dim, hidden], rows q | k | v;  out_proj [hidden, num_q_heads * head_dim];
 //   gate_up [2 * intermediate, hidden], rows gate | up, two parts;  down [hidden, intermediate]
-// Of a MoE layer, bf16: router [num_experts, hidden];  gate_up [num_experts * 2 * moe_intermediate, hidden], of every expert rows gate | up, two
+// Of a MoE layer: router [num_experts, hidden], bf16 always;  gate_up [num_experts * 2 * moe_intermediate, hidden], of every expert rows gate | up, two
 // parts each;  down [num_experts * hidden, moe_intermediate].
 // The LM head is [vocab or more, hidden] bf16, whatever the layers' format; rows beyond vocab are read and dropped.
 struct WeightMap;
@@ -90,7 +90,7 @@ struct LayerWeights {
 };
 static_assert(sizeof(LayerWeights) % 16 == 0, "entries are copied in units of 16 bytes");
 
-// The scales of a layer's FP8 matrices, as WeightFormat says, in the order of OpIdx.
+// The scales of a layer's FP8 matrices, as WeightFormat says, in the order of OpIdx; of the experts' matrices in blocks, one expert's after the other's.
 struct LayerScales {
   const float* of[kNumOps];
 };

@@ -24,6 +24,17 @@ struct BlockScales<1> {
   float last = 1.0f;
 };
 
+// Of the matrix whose scales, a row of num_blocks for every 128 of its rows, begin at `scales`: those of block `block` of K for the tile's rows, which
+// begin at first_row, and where the tile is paired its last eight at last_row.
+SGL_DEVICE BlockScales<1> block_scales_at(const float* scales, int32_t num_blocks, int32_t block, int32_t first_row, int32_t last_row, bool is_paired) {
+  BlockScales<1> of;
+  of.first = of.last = dialect::load_constant(scales + block + first_row / abi::kScaleBlock * num_blocks);
+  if (is_paired && !dialect::planted(dialect::Planted::kGateScaleForUp)) {
+    of.last = dialect::load_constant(scales + block + last_row / abi::kScaleBlock * num_blocks);
+  }
+  return of;
+}
+
 // Asked for a tile ahead, so that nothing waits for them. Entry: all lanes of a consumer warp. k0: the panel's first column; past K: no loads.
 template <int32_t kElementBytes, class Op>
 SGL_DEVICE BlockScales<kElementBytes> load_block_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, Op op, int32_t tile, int32_t k0,
@@ -38,11 +49,7 @@ SGL_DEVICE BlockScales<kElementBytes> load_block_scales(const DecodeStepParams& 
     if (block >= num_blocks) return scales;
     if (dialect::planted(dialect::Planted::kWrongScaleBlock)) block = (block + 1) % num_blocks;
     const int32_t row = tile * (is_paired ? abi::kTileRows / 2 : abi::kTileRows);
-    const float* const column = layer_scales(s, layer).of[op] + block;
-    scales.first = scales.last = dialect::load_constant(column + row / abi::kScaleBlock * num_blocks);
-    if (is_paired && !dialect::planted(dialect::Planted::kGateScaleForUp)) {
-      scales.last = dialect::load_constant(column + (p.geometry.intermediate + row) / abi::kScaleBlock * num_blocks);
-    }
+    return block_scales_at(layer_scales(s, layer).of[op], num_blocks, block, row, p.geometry.intermediate + row, is_paired);
   }
   return scales;
 }

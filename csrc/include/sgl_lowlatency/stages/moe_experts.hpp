@@ -4,22 +4,40 @@
 //   x[r] += sum over the experts e of r, ascending, of weight[r, e] * down[e] @ activation[pair]
 //
 // Each weight tile of an active expert is read once, for all rows that chose it: the rows of the step are the columns of the MMA, as in a
-// dense step, and a column whose row did not choose the expert reads zeros.
+// dense step, and a column whose row did not choose the expert reads zeros. kElementBytes: of an expert's weight, 2 bf16 or 1 FP8 in blocks.
 #pragma once
 #include "sgl_lowlatency/stages/gemm.hpp"
 #include "sgl_lowlatency/stages/moe_ring.hpp"
 
 namespace sgl_lowlatency::stages {
 
-// Waits for the ring's next stage, multiplies it into `product` and frees it. Entry: all lanes of every consumer warp.
-template <int32_t kNTiles, class RowOf>
-SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, WarpTile<kNTiles, 2>& product,
-                               int32_t width, const RowOf& row_of) {
+// The scales of an expert's tile of kOpGateUp or kOpDown, as load_block_scales: lane i has those of stage i. Asked for a tile ahead. Entry: all lanes of
+// a consumer warp.
+template <int32_t kElementBytes, int32_t kOp>
+SGL_DEVICE BlockScales<kElementBytes> load_expert_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t expert, int32_t tile) {
+  BlockScales<kElementBytes> scales;
+  if constexpr (kElementBytes == 1) {
+    constexpr bool kIsPaired = kOp == abi::kOpGateUp;
+    const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+    const int32_t num_blocks = p.ops[kOp].k_extent / abi::kScaleBlock, channels = p.geometry.moe_intermediate;
+    int32_t block = lane * abi::kStageChunks + warp;
+    if (block >= num_blocks) return scales;
+    if (dialect::planted(dialect::Planted::kWrongScaleBlock)) block = (block + 1) % num_blocks;
+    const int32_t row = kIsPaired ? expert * 2 * channels + tile * (abi::kTileRows / 2) : expert * p.geometry.hidden + tile * abi::kTileRows;
+    scales = block_scales_at(layer_scales(s, layer).of[kOp], num_blocks, block, row, row + channels, kIsPaired);
+  }
+  return scales;
+}
+
+// Waits for the ring's next stage, multiplies it into `product` and frees it. index: of the stage in the tile. Entry: all lanes of every consumer warp.
+template <int32_t kNTiles, int32_t kElementBytes, class RowOf>
+SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, WarpTile<kNTiles, kElementBytes>& product,
+                               int32_t width, int32_t index, const BlockScales<kElementBytes>& scales, const RowOf& row_of) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   if (!dialect::planted(dialect::Planted::kRingNoWait)) {
     sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, layer, cursor.stage, s.full(cursor.stage), cursor.parity);
   }
-  product.multiply_rows(s.stage(cursor.stage), width, warp, lane, row_of);
+  product.multiply_rows(s.stage(cursor.stage), width, index, warp, lane, scales, row_of);
   dialect::sync_warp();
   // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
   if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));
@@ -42,24 +60,63 @@ SGL_DEVICE float* scratch_half(const DecodeStepParams& p, const Shared& s, uint3
   return s.scratch() + half * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
 }
 
+// The block's tiles of the router of a layer whose other weights are FP8. run_tiles would do; this has fewer registers. ops: as run_tiles calls them.
+// Entry: all consumer threads; panel and scratch are free. Behind the last tile some threads still read scratch, as in run_tiles.
+template <int32_t kNTiles, class Ops>
+SGL_DEVICE void run_bf16_router(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial, const Ops& ops) {
+  constexpr int32_t kPairs = abi::kTileRows / 2;
+  constexpr StaticOp<abi::kOpRouter> kRouter{};
+  const abi::TileRange own = s.rows()->tiles[abi::kOpRouter];
+  if (own.count == 0) return;
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
+  const int32_t k_extent = p.ops[abi::kOpRouter].k_extent, pitch = abi::panel_row_bytes(k_extent), m = thread % kPairs * 2, n = thread / kPairs;
+  ops.load(kRouter, 0, k_extent);
+SGL_NO_UNROLL
+  for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
+    WarpTile<kNTiles, 2> product;
+SGL_NO_UNROLL
+    for (int32_t k = 0; k < k_extent; k += abi::stage_k(2)) {
+      multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), k_extent - k), 0, BlockScales<2>{}, [&](int32_t row) {
+        return panel_row(p, s, row, pitch, k + warp * abi::chunk_k(2), lane);
+      });
+    }
+    float* const half = scratch_half(p, s, partial.half);
+    partial.half ^= 1u;
+    store_partial<kNTiles>(half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
+    sync_consumers();
+    TilePair pair{tile, m, n, {}, {}};
+    if (n < p.rows) sum_partials(p, half, n, m, pair.y);
+    ops.finish(kRouter, pair, n < p.rows, Early{});
+  }
+}
+
 // The block's share of the active experts' gate and up tiles. Entry: all consumer threads, behind route_rows; the panel is the router's:
 // mid_scaled, all of K; Row::inverse_rms is published. Behind the last tile some threads still read scratch, as in run_tiles.
-template <int32_t kNTiles>
+template <int32_t kNTiles, int32_t kElementBytes>
 SGL_DEVICE void run_expert_gate_up(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial) {
-  constexpr int32_t kHalf = abi::kTileRows / 2, kPairs = kHalf / 2;
+  constexpr int32_t kHalf = abi::kTileRows / 2, kPairs = kHalf / 2, kStageK = abi::stage_k(kElementBytes);
   const MoeWork work = moe_work(p, s);
   const abi::OpPlan& op = p.ops[abi::kOpGateUp];
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32, pitch = abi::panel_row_bytes(op.k_panel);
   const int32_t m = thread % kPairs * 2, n = thread / kPairs;
+  const auto scales_of = [&](const GateUpShare& at) {
+    return at.left > 0 ? load_expert_scales<kElementBytes, abi::kOpGateUp>(p, s, layer, work.expert(at.place), at.tile) : BlockScales<kElementBytes>{};
+  };
+  GateUpShare own(p, work.num_active());
+  BlockScales<kElementBytes> next_scales = scales_of(own);
 SGL_NO_UNROLL
-  for (GateUpShare own(p, work.num_active()); own.left > 0; own.advance(op.num_tiles)) {
-    const uint32_t row_bits = work.routing().row_bits()[work.expert(own.place)];
-    WarpTile<kNTiles, 2> product;
+  while (own.left > 0) {
+    const GateUpShare at = own;
+    own.advance(op.num_tiles);
+    const BlockScales<kElementBytes> scales = next_scales;
+    next_scales = scales_of(own);
+    const uint32_t row_bits = work.routing().row_bits()[work.expert(at.place)];
+    WarpTile<kNTiles, kElementBytes> product;
 SGL_NO_UNROLL
-    for (int32_t k = 0; k < op.k_extent; k += abi::stage_k(2)) {
-      multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), op.k_extent - k), [&](int32_t row) {
+    for (int32_t k = 0; k < op.k_extent; k += kStageK) {
+      multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(kStageK, op.k_extent - k), k / kStageK, scales, [&](int32_t row) {
         const bool is_row = (row_bits >> row & 1u) != 0;
-        return PanelRow{is_row ? s.panel() + row * pitch + (k + warp * abi::chunk_k(2) + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
+        return PanelRow{is_row ? s.panel() + row * pitch + (k + warp * abi::chunk_k(kElementBytes) + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
       });
     }
     float* const half = scratch_half(p, s, partial.half);
@@ -74,13 +131,14 @@ SGL_NO_UNROLL
 SGL_UNROLL
     for (int32_t j = 0; j < 2; ++j) out[j] = swiglu(gate[j] * inverse_rms, up[j] * inverse_rms);
     uint32_t words[1] = {pack_bf16(out[0], out[1])};
-    const int32_t pair = work.first_pairs()[own.place] + rows_below(row_bits, n), neuron = own.tile * kHalf + m;
+    const int32_t pair = work.first_pairs()[at.place] + rows_below(row_bits, n), neuron = at.tile * kHalf + m;
     sync::publish(handover_buffer(p, s, layer, p.at.activation) + (static_cast<int64_t>(pair) * p.geometry.moe_intermediate + neuron) / 2, words);
   }
 }
 
 // Fills the panel with the activations of pairs [begin, end), a row each. Entry: all consumer threads; the panel is free. A consumer barrier must
 // follow.
+template <int32_t kElementBytes>
 SGL_DEVICE void load_pairs(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t begin, int32_t end) {
   constexpr int32_t kVec = 8, kBatch = 4;
   const sync::Awaited source = awaited(p, s, layer, p.at.activation, abi::kEdgeGateUp);
@@ -89,7 +147,7 @@ SGL_DEVICE void load_pairs(const DecodeStepParams& p, const Shared& s, int32_t l
   for (int32_t pair = begin + warp; pair < end; pair += abi::kNumConsumerWarps) {
     for (int32_t first = lane; first < num_vecs; first += kBatch * 32) {
       char* const out = s.panel() + (pair - begin) * pitch;
-      copy_vectors<2, 1, kBatch>(p, source, static_cast<int64_t>(pair) * (k_extent / 2), 0, 1, first, 32, num_vecs, out, 0);
+      copy_vectors<kElementBytes, 1, kBatch>(p, source, static_cast<int64_t>(pair) * (k_extent / 2), 0, 1, first, 32, num_vecs, out, 0);
     }
   }
 }
@@ -103,7 +161,8 @@ struct WeightedTile {
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return c[t][i]; }
 
   // weights: of the expert's pairs, by row.
-  SGL_DEVICE void add(const WarpTile<kNTiles, 2>& product, uint32_t row_bits, const float* weights, int32_t lane) {
+  template <int32_t kElementBytes>
+  SGL_DEVICE void add(const WarpTile<kNTiles, kElementBytes>& product, uint32_t row_bits, const float* weights, int32_t lane) {
 SGL_UNROLL
     for (int32_t t = 0; t < kNTiles; ++t) {
 SGL_UNROLL
@@ -121,10 +180,10 @@ SGL_UNROLL
 // The block's own tiles of `down`: a tile is 16 channels of the stream, summed over all active experts. ops: before and finish of kOpDown, as
 // run_tiles calls them. The experts' activations come in as many panels as it takes; the next panel overwrites the last one behind a barrier.
 // Entry: all consumer threads; panel and scratch are free. Behind the last tile some threads still read scratch, as in run_tiles.
-template <int32_t kNTiles, class Ops>
+template <int32_t kNTiles, int32_t kElementBytes, class Ops>
 SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial,
                                 const Ops& ops) {
-  constexpr int32_t kPairs = abi::kTileRows / 2;
+  constexpr int32_t kPairs = abi::kTileRows / 2, kStageK = abi::stage_k(kElementBytes);
   const MoeWork work = moe_work(p, s);
   const abi::TileRange own = s.rows()->tiles[abi::kOpDown];
   const int32_t k_extent = p.geometry.moe_intermediate, pitch = abi::panel_row_bytes(k_extent), num_active = work.num_active();
@@ -133,6 +192,11 @@ SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int3
   const bool has_finisher = warp * 32 < finisher_warps(p.rows, kPairs) * 32, is_finisher = n < p.rows;
   const int32_t* const first_pairs = work.first_pairs();
   int32_t loaded = -1;  // the place that the panel begins with
+  const auto scales_of = [&](int32_t tile, int32_t place) {
+    return tile < own.begin + own.count ? load_expert_scales<kElementBytes, abi::kOpDown>(p, s, layer, work.expert(place), tile)
+                                        : BlockScales<kElementBytes>{};
+  };
+  BlockScales<kElementBytes> next_scales = scales_of(own.begin, 0);
 SGL_NO_UNROLL
   for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
     Early early{};
@@ -143,7 +207,7 @@ SGL_NO_UNROLL
       while (end < num_active && first_pairs[end + 1] - first_pairs[begin] <= p.panel_pairs) ++end;
       if (loaded != begin) {
         if (loaded >= 0) sync_consumers();  // every warp is done with the panel
-        load_pairs(p, s, layer, first_pairs[begin], first_pairs[end]);
+        load_pairs<kElementBytes>(p, s, layer, first_pairs[begin], first_pairs[end]);
         sync_consumers();
         loaded = begin;
       }
@@ -151,12 +215,14 @@ SGL_NO_UNROLL
       for (int32_t place = begin; place < end; ++place) {
         const uint32_t row_bits = work.routing().row_bits()[work.expert(place)];
         const char* const rows = s.panel() + (first_pairs[place] - first_pairs[begin]) * pitch;
-        WarpTile<kNTiles, 2> product;
+        const BlockScales<kElementBytes> scales = next_scales;
+        next_scales = place + 1 < num_active ? scales_of(tile, place + 1) : scales_of(tile + 1, 0);
+        WarpTile<kNTiles, kElementBytes> product;
 SGL_NO_UNROLL
-        for (int32_t k = 0; k < k_extent; k += abi::stage_k(2)) {
-          multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), k_extent - k), [&](int32_t row) {
+        for (int32_t k = 0; k < k_extent; k += kStageK) {
+          multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(kStageK, k_extent - k), k / kStageK, scales, [&](int32_t row) {
             const bool is_row = (row_bits >> row & 1u) != 0;
-            const char* const at = rows + rows_below(row_bits, row) * pitch + (k + warp * abi::chunk_k(2) + lane / 8 * 8) * 2;
+            const char* const at = rows + rows_below(row_bits, row) * pitch + (k + warp * abi::chunk_k(kElementBytes) + lane / 8 * 8) * 2;
             return PanelRow{is_row ? at : s.zero_row(), is_row ? 64 : 0};
           });
         }

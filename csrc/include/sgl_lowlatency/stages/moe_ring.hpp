@@ -38,9 +38,10 @@ struct StageFiller {
     cursor.advance(p.num_stages);
   }
 
-  // The block's own tiles of operation `op`, in the order of run_tiles: for panel, for tile, for stage.
+  // The block's own tiles of operation `op`, whose weights have kElementBytes, in the order of run_tiles: for panel, for tile, for stage.
+  template <int32_t kElementBytes>
   SGL_DEVICE void fill_tiles(int32_t layer, int32_t op, const abi::WeightMap* map) {
-    constexpr int32_t kStageK = abi::stage_k(2), kChunkK = kStageK / abi::kStageChunks;
+    constexpr int32_t kStageK = abi::stage_k(kElementBytes), kChunkK = kStageK / abi::kStageChunks;
     const int32_t own_begin = s.rows()->tiles[op].begin, own_end = own_begin + s.rows()->tiles[op].count;
     const int32_t at_once = abi::tiles_at_once(op, p.ops[op], own_end - own_begin, p.max_tiles_multi_panel);
     const int32_t k_extent = p.ops[op].k_extent, k_panel = p.ops[op].k_panel;
@@ -79,11 +80,13 @@ struct GateUpShare {
   }
 };
 
-// Entry: all lanes of the producer warp; one of them does the work. bf16.
+// Entry: all lanes of the producer warp; one of them does the work. kElementBytes: of the layers' weights, but of the router's, which is bf16 as the LM
+// head is.
 // It waits for its own block's consumers, which by then need no stage beyond those that are filled: of the router, and of what comes before.
+template <int32_t kElementBytes>
 SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, int32_t lane) {
   if (lane != 0) return;
-  constexpr int32_t kStageK = abi::stage_k(2), kChunkK = kStageK / abi::kStageChunks;
+  constexpr int32_t kStageK = abi::stage_k(kElementBytes), kChunkK = kStageK / abi::kStageChunks;
   StageFiller ring(p, s);
   const MoeWork work = moe_work(p, s);
   const abi::WeightMap* map = p.maps;
@@ -91,9 +94,9 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
   const abi::OpPlan& down = p.ops[abi::kOpDown];
   for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer, map += abi::kNumMoeMaps) {
     const abi::WeightMap *const gate_up_map = map + 3, *const down_map = map + 4;
-    ring.fill_tiles(layer, abi::kOpQkv, map);
-    ring.fill_tiles(layer, abi::kOpOutProj, map + 1);
-    ring.fill_tiles(layer, abi::kOpRouter, map + 2);
+    ring.fill_tiles<kElementBytes>(layer, abi::kOpQkv, map);
+    ring.fill_tiles<kElementBytes>(layer, abi::kOpOutProj, map + 1);
+    ring.fill_tiles<2>(layer, abi::kOpRouter, map + 2);
     dialect::prefetch_map(gate_up_map);
     dialect::prefetch_map(down_map);
     if (!dialect::planted(dialect::Planted::kStaleRouting)) {
@@ -115,7 +118,7 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
       }
     }
   }
-  if (p.logits != nullptr) ring.fill_tiles(p.geometry.num_layers, abi::kOpHead, map);
+  if (p.logits != nullptr) ring.fill_tiles<2>(p.geometry.num_layers, abi::kOpHead, map);
 }
 
 }  // namespace sgl_lowlatency::stages

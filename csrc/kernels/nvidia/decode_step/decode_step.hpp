@@ -34,7 +34,6 @@ using namespace stages;
 
 template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords>
 struct DecodeStep {
-  static_assert(kExpertWords == 0 || kElementBytes == 2, "MoE layers are bf16");
   const DecodeStepParams& p;
   const Shared& s;
   RingCursor cursor;
@@ -42,13 +41,14 @@ struct DecodeStep {
 
   SGL_DEVICE DecodeStep(const DecodeStepParams& params, const Shared& shared) : p(params), s(shared) {}
 
-  // What differs between the operations of layer `layer` (see run_tiles).
+  // What differs between the operations of layer `layer` (see run_tiles). kPanelBytes: of a weight of the operation, whose order the panel has.
+  template <int32_t kPanelBytes = kElementBytes>
   struct Ops {
     const DecodeStep& step;
     int32_t layer;
 
     template <class Op>
-    SGL_DEVICE void load(Op op, int32_t k0, int32_t k1) const { load_operand<kElementBytes>(step.p, step.s, layer, op, k0, k1); }
+    SGL_DEVICE void load(Op op, int32_t k0, int32_t k1) const { load_operand<kPanelBytes>(step.p, step.s, layer, op, k0, k1); }
     // The stream's word that a tile adds to, and the norm weights that will scale the result; of qkv, the bias (none: zeros).
     template <class Op>
     SGL_DEVICE Early before(Op op, int32_t tile, int32_t m, int32_t n) const {
@@ -133,7 +133,7 @@ SGL_UNROLL
     if (op == abi::kOpGateUp && num_tiles == 0) begin_upkeep<kElementBytes>(p, s, layer);
     // FP8 tiles are short, and their finishing counts. Behind qkv, attention keeps the new tokens' k and v of verify in half of scratch.
     const bool is_in_order = kElementBytes == 2 || (kIsVerify && op == abi::kOpQkv);
-    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, is_in_order, s.rows()->tiles[op], cursor, partial, Ops{*this, layer});
+    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, is_in_order, s.rows()->tiles[op], cursor, partial, Ops<>{*this, layer});
     if (op == abi::kOpGateUp && num_tiles < 2) finish_upkeep(p, s, layer);
   }
 
@@ -150,22 +150,29 @@ SGL_NO_UNROLL
   }
 
   // qkv, out_proj and router are one piece of code here. The panel that the router multiplies is gate_up's too: a block without tiles of the router
-  // loads it all the same. The upkeep lies behind the routing, where the first experts' weights are on their way, and at a place of its own: how many
+  // loads it all the same. With FP8 weights the router is bf16 still, code of its own, and gate_up's panel has another order: every block loads that
+  // one, the owners of router tiles again, while the logits are under way. The upkeep lies behind the routing, where the first experts' weights are on their way, and at a place of its own: how many
   // tiles of gate_up a block has is known on the device only. Entry: all consumer threads.
   SGL_DEVICE void run_moe_layer(int32_t layer) {
-    const Ops ops{*this, layer};
+    static_assert(abi::kOpQkv == 0 && abi::kOpOutProj == 1, "the first operations are numbered as they run");
+    constexpr bool kIsBf16 = kElementBytes == 2;
+    const Ops<> ops{*this, layer};
 SGL_NO_UNROLL
-    for (int32_t nth = 0; nth < 3; ++nth) {
+    for (int32_t nth = 0; nth < (kIsBf16 ? 3 : 2); ++nth) {
       const int32_t op = nth < 2 ? nth : static_cast<int32_t>(abi::kOpRouter);
       if (op == abi::kOpOutProj) run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
       const abi::TileRange& own = s.rows()->tiles[op];
-      if (own.count > 0 || op == abi::kOpRouter) run_tiles<kNTiles, 2>(p, s, layer, op, true, own, cursor, partial, ops);
+      if (own.count > 0 || op == abi::kOpRouter) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, true, own, cursor, partial, ops);
+    }
+    if constexpr (!kIsBf16) {
+      run_bf16_router<kNTiles>(p, s, layer, cursor, partial, Ops<2>{*this, layer});
+      load_operand<1>(p, s, layer, StaticOp<abi::kOpGateUp>{}, 0, p.ops[abi::kOpGateUp].k_extent);
     }
     route_rows<kExpertWords>(p, s, layer);
-    begin_upkeep<2>(p, s, layer);
+    begin_upkeep<kElementBytes>(p, s, layer);
     finish_upkeep(p, s, layer);
-    run_expert_gate_up<kNTiles>(p, s, layer, cursor, partial);
-    run_expert_down<kNTiles>(p, s, layer, cursor, partial, ops);
+    run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, cursor, partial);
+    run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
   }
 
   // The last block out closes the launch: generations move on, the step is counted. Every block read the state before its ticket,
@@ -234,7 +241,7 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
   if (thread == 0) keep_items<kIsVerify>(p, s);
   if (thread >= kConsumerThreads) {
     if constexpr (kExpertWords > 0) {
-      produce_moe_weights(p, s, thread % 32);
+      produce_moe_weights<kElementBytes>(p, s, thread % 32);
     } else {
       produce_weights<kElementBytes>(p, s, thread % 32);
     }
