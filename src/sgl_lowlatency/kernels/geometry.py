@@ -52,6 +52,15 @@ class Geometry:
         """Channels of a layer's MLP, or of one expert."""
         return self.moe_intermediate if self.is_moe else self.intermediate
 
+    def shard(self, num_ranks: int, vocab_shard: int) -> Geometry:
+        """One rank's share: its heads and its channels of the MLP or of every expert. vocab_shard: rows of the embedding and columns of logits that
+        it has. Raises ValueError naming every number that does not divide."""
+        divided = ("num_q_heads", "num_kv_heads", "moe_intermediate" if self.is_moe else "intermediate")
+        bad = [f"{name} {getattr(self, name)} is not a multiple of {num_ranks} ranks" for name in divided if getattr(self, name) % num_ranks]
+        if bad:
+            raise ValueError("; ".join(bad))
+        return dataclasses.replace(self, vocab=vocab_shard, **{name: getattr(self, name) // num_ranks for name in divided})
+
     def expected_experts(self, rows: int) -> float:
         """Distinct experts that `rows` rows take in a layer if each takes any top_k, equally likely and independently; 0 for dense layers."""
         return self.num_experts * (1 - (1 - self.top_k / self.num_experts) ** rows) if self.is_moe else 0.0
