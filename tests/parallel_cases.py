@@ -85,7 +85,7 @@ class RankRunner:
         keep = []
         for index, inputs in enumerate(steps):
             begun = self.begin(inputs)
-            keep.append(begun)
+            keep.append((begun, [step._kv_table for step in self.steps]))  # a launch reads its own through raw pointers
             for rank, (used, arguments) in enumerate(begun):
                 params, outs = self.steps[rank].prepare(**arguments)
                 written[rank] |= {f"{name} {index}": out for name, out in outs.items()}

@@ -22,6 +22,7 @@ void run_body(const abi::ParallelStepParams& p) {
 Kernel kernel_of(const abi::ParallelStepParams& p, int32_t grid) {
   launch::check_parallel_step(p, grid);
   return {grid, abi::kNumThreads, static_cast<size_t>(p.shared.total_bytes), [&p] {
+            dialect::await_previous_launch();  // launched without an early begin: the stream's order is the launcher's
             if (p.geometry.num_experts > 0) return run_parallel_moe_body(p);
             p.geometry.head_dim == 64 ? run_body<64>(p) : run_body<128>(p);
           }};

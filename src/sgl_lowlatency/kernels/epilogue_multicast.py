@@ -109,7 +109,7 @@ class EpilogueMulticast:
             _C.epilogue_multicast_launch_cuda(params, stream)
             return
         if self.faults():
-            raise EpilogueMulticastFault(f"an earlier launch failed: {describe_fault(self.faults()[0], "epilogue_multicast")}")
+            raise EpilogueMulticastFault(f"an earlier launch failed: {describe_fault(self.faults()[0], 'epilogue_multicast')}")
         options = self.emulation
         self.last_report = report = _C.epilogue_multicast_emulate(
             [[params]], seed=options.seed, planted=options.planted, starvation=options.starvation

@@ -56,11 +56,11 @@ def describe_fault(record, kernel: str = "decode_step") -> str:
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
     signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
     if kind in ("peer_tile", "peer_abort"):  # edge: the rank that was waited for; expected: the tile and its phase
-        own = describe_part(record.edge, record.layer, record.expected & 0xFFFFFF, record.expected >> 24)
+        own = describe_part(record.edge, record.layer, record.expected & 0xFFFFFF, record.expected >> 24) if record.edge >= 0 else None
         if kind == "peer_tile":
             return f"{kernel} stopped: {block} waited {record.waited_ns / 1e9:.2f} s for {own}"
         waiter, awaited, layer, tile, phase = _C.abort_reason(record.waited_ns)
-        meanwhile = f", while it waited for {own}" if record.edge >= 0 else ""
+        meanwhile = f", while it waited for {own}" if own else ""
         if phase == _C.abi.kPeerNothing:
             return f"{kernel} stopped: {block}: rank {waiter} stopped by itself in layer {layer}{meanwhile}"
         return f"{kernel} stopped: {block}: rank {waiter} gave up waiting for {describe_part(awaited, layer, tile, phase)}{meanwhile}"

@@ -16,6 +16,9 @@ using abi::ParallelStepParams;
 
 SGL_DEVICE sync::Peers peers_of(const ParallelStepParams& p) { return {p.symmetric, p.workspaces, p.rank}; }
 
+// Blocks wait for each other because one of them waits for a peer, so that one gives up first: it knows whom to name.
+SGL_DEVICE sync::FaultSink peer_sink(const ParallelStepParams& p) { return {p.fault, p.rank, p.deadline_ns / 2}; }
+
 // Which copy of the workspace's tiles a layer's out_proj or down takes; of layer -1, the embedding, down's.
 SGL_DEVICE int32_t peer_copy(const Shared& s, int32_t layer, bool is_down) {
   const int32_t generations = dialect::planted(dialect::Planted::kTwoParities) ? 2 : abi::kPeerGenerations;
@@ -64,7 +67,7 @@ SGL_DEVICE void take_sums(const ParallelStepParams& p, const Shared& s, int32_t 
       dialect::load_words(word, before.buffer + word_idx);
       weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(norm + tile * abi::kTileRows + m));
       float sums[2];
-      await_pushed<abi::kMaxRanks>(fault_sink(p), peers_of(p), is_down ? abi::kPeerDown : abi::kPeerOutProj, layer, peer_copy(s, layer, is_down), tile, row,
+      await_pushed<abi::kMaxRanks>(peer_sink(p), peers_of(p), is_down ? abi::kPeerDown : abi::kPeerOutProj, layer, peer_copy(s, layer, is_down), tile, row,
                                    m, sums);
       if (!sync::is_written(word)) sync::await_words(fault_sink(p), before, word_idx, word);
       x = pack_bf16(low_float(word[0]) + sums[0], high_float(word[0]) + sums[1]);
@@ -80,7 +83,7 @@ SGL_DEVICE uint32_t await_embedding(const ParallelStepParams& p, int32_t copy, i
   const uint32_t* const words = parity_words(p.symmetric, p.workspaces[p.rank], copy) + abi::tile_word(p.symmetric, from, tile) + row * abi::kTileRows;
   uint32_t word[1];
   sync::wait_for_peers(
-      fault_sink(p), peers,
+      peer_sink(p), peers,
       [&] {
         dialect::load_words_system(word, words + m / 2);
         return sync::is_written(word);

@@ -192,8 +192,10 @@ SGL_NO_UNROLL
   // so none can see the next launch's, which the end of this one makes visible to it.
   // Entry: all consumer threads.
   SGL_DEVICE void close_launch() const {
-    // System scope: what was taken of other ranks since the last layer's fence is in front of the next launch.
-    if constexpr (kIsParallel) order_generations<true>();
+    if constexpr (kIsParallel) {
+      // What was taken of other ranks since the last layer's fence is in front of the next launch.
+      if (!dialect::planted(dialect::Planted::kMissingPeerAcquire)) order_generations<true>();
+    }
     sync_consumers();
     if (dialect::thread_idx() != 0) return;
     abi::SyncState* sync = p.sync;
@@ -218,8 +220,10 @@ SGL_NO_UNROLL
     }
     clear_generation(p, s, -1);
     sync_consumers();  // the items are kept
-    // System scope: what is pushed from here on carries this launch's first clears, and the last ones of the launch before.
-    if constexpr (kIsParallel) order_generations<true>();
+    if constexpr (kIsParallel) {
+      // What is pushed from here on carries this launch's first clears, and the last ones of the launch before.
+      if (!dialect::planted(dialect::Planted::kMissingPeerRelease)) order_generations<true>();
+    }
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       if constexpr (kExpertWords > 0) {
         run_moe_layer(layer);
