@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from decode_step_cases import assert_pool_untouched
 
 from sgl_lowlatency import _C
-from sgl_lowlatency.kernels.decode_step import DecodeStep, EmulationOptions
+from sgl_lowlatency.kernels.decode_step import DecodeStep
 from sgl_lowlatency.kernels.fault import describe_fault
 from sgl_lowlatency.kernels.virtual_ranks import VirtualRanks, virtual_groups
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
-from sgl_lowlatency.reference.sharding import join_outputs, shard_geometry, shard_inputs, shard_weights
+from sgl_lowlatency.reference.sharding import join_outputs, shard_inputs, shard_weights
 from sgl_lowlatency.reference.step import StepOutputs, read_kv_rows
 
 
@@ -24,7 +22,7 @@ class RankRunner:
                  panel_budget_bytes=64 * 1024):
         self.geometry, self.weights, self.num_ranks = geometry, weights, num_ranks
         self.device = weights.embedding.device
-        self.local = shard_geometry(geometry, num_ranks)
+        self.local = geometry.shard(num_ranks)
         chains = rows_per_request or {}
         self.shards = [shard_weights(geometry, weights, rank, num_ranks) for rank in range(num_ranks)]
         self.plans = {
@@ -121,6 +119,3 @@ def same_streams(outputs: list[StepOutputs]) -> bool:
         first.aux is None or all(torch.equal(bits(one.aux), bits(first.aux)) for one in outputs)
     )
 
-
-def with_seed(options: EmulationOptions, seed: int) -> EmulationOptions:
-    return dataclasses.replace(options, seed=seed)

@@ -344,7 +344,8 @@ class DecodeStep:
             report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)
         else:
             report = _C.parallel_step_emulate(
-                [[params]], self.grid, seed=options.seed, planted=options.planted, starvation=options.starvation, regions=regions
+                [[params]], self.grid, seed=options.seed, planted=options.planted, starvation=options.starvation, regions=regions,
+                is_shared=self.group.workspaces.layout.num_ranks > 1,
             )
         self.last_report = report
         record = self.fault()

@@ -11,24 +11,9 @@ from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerT
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
-VOCAB_PADDING = 64  # SGLang pads the vocabulary to a multiple of this, times the ranks where that does not divide
-
-
-def vocab_shard(vocab: int, num_ranks: int) -> int:
-    """Rows of the embedding and of the LM head that a rank has."""
-    padding = VOCAB_PADDING
-    if -(-vocab // padding) * padding % num_ranks:
-        padding *= num_ranks
-    return -(-vocab // padding) * padding // num_ranks
-
-
-def shard_geometry(geometry: Geometry, num_ranks: int) -> Geometry:
-    return geometry.shard(num_ranks, vocab_shard(geometry.vocab, num_ranks))
-
-
 def shard_weights(geometry: Geometry, weights: DecodeStepWeights, rank: int, num_ranks: int) -> DecodeStepWeights:
     """Rank `rank`'s weights; what all ranks have is shared, the rest copied. geometry: the whole model's."""
-    rows = vocab_shard(geometry.vocab, num_ranks)
+    rows = geometry.shard(num_ranks).vocab
 
     def of_vocab(matrix: torch.Tensor | None) -> torch.Tensor | None:
         if matrix is None:
