@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,12 +13,10 @@ from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 from sgl_lowlatency.build.agreement import exchange
 from sgl_lowlatency.build.device_limits import DeviceLimits, device_limits
 from sgl_lowlatency.build.progress import Progress
-from sgl_lowlatency.build.symmetric_workspace import Terms, build_symmetric_workspace
+from sgl_lowlatency.build.rank_group import meet
 from sgl_lowlatency.build.weights import collect_weights, rope_table
 from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.kernels.rank_group import PEER_COPIES, RankGroup
-from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
 from sgl_lowlatency.plan.static_plan import StaticPlan, make_plan
 from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
@@ -64,30 +61,13 @@ def build_step(
     group = None
     if place.num_ranks > 1:
         progress.step("meeting the other ranks")
-        group = RankGroup(_meet(type(model).__name__, plans, geometry, device, place, ctx.deadline_s), whole.vocab)
+        group = meet(type(model).__name__, whole.vocab, plans, device, place.group, ctx.deadline_s)
     step = DecodeStep(geometry, plans, weights, device, ctx.deadline_s, group=group)
     return NvidiaStep(
         model=model, geometry=geometry, step=step, plans=plans, tolerances=tolerances, device_name=limits.name,
         tokens_per_request=ctx.tokens_per_request, head_reasons=head_reasons,
         exchange=None if group is None else lambda claim: exchange(claim, place.group, VERDICT_DEADLINE_S, "self-check"),
     )
-
-
-def _meet(
-    model: str, plans: Mapping[int, StaticPlan], geometry: Geometry, device: torch.device, place: TensorParallel, deadline_s: float
-) -> MappedWorkspaces:
-    """The group's workspaces, once every rank has the same plans."""
-    hashes = "".join(plan.hash for plan in plans.values())
-    terms = Terms(
-        spec=f"decode_step ({model})",
-        plan_hash=hashlib.sha256(hashes.encode()).hexdigest(),
-        grid=next(iter(plans.values())).grid,
-        widths=tuple(plans),
-        max_rows=max(plans),
-        hidden=geometry.hidden,
-        copies=PEER_COPIES,
-    )
-    return build_symmetric_workspace(terms, device, place.group, deadline_s).mapped
 
 
 def _plans(

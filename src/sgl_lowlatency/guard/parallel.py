@@ -35,7 +35,13 @@ def parallel_config_reasons(cfg: Any, hf_config: Any, element_bytes: int, *, emu
     if cfg.tp_size == 1 or cfg.tp_size not in TP_SIZES:
         return []  # SGLang refuses the others: the specs name TP_SIZES
     try:
-        geometry = Geometry.from_hf_config(hf_config).shard(cfg.tp_size)
+        whole = Geometry.from_hf_config(hf_config)
+    except ValueError:
+        return []
+    if whole.reasons(element_bytes):
+        return []
+    try:
+        geometry = whole.shard(cfg.tp_size)
     except ValueError as error:
         return str(error).split("; ")
     reasons = [f"of each of {cfg.tp_size} ranks: {reason}" for reason in geometry.reasons(element_bytes)]
