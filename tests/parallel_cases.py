@@ -19,14 +19,14 @@ class RankRunner:
     """One DecodeStep a rank, over workspaces in one memory. geometry, weights: the whole model's. rows: that there are plans for."""
 
     def __init__(self, geometry, weights, num_ranks, rows, grid, emulation=None, rows_per_request=None, captured=(), deadline_s=0.05,
-                 panel_budget_bytes=64 * 1024):
+                 panel_budget_bytes=64 * 1024, shared_memory_bytes=232448):
         self.geometry, self.weights, self.num_ranks = geometry, weights, num_ranks
         self.device = weights.embedding.device
         self.local = geometry.shard(num_ranks)
         chains = rows_per_request or {}
         self.shards = [shard_weights(geometry, weights, rank, num_ranks) for rank in range(num_ranks)]
         self.plans = {
-            r: make_plan(self.local, r, grid, 232448, panel_budget_bytes, chains.get(r, 1), weights.element_bytes, weights.lm_head is not None)
+            r: make_plan(self.local, r, grid, shared_memory_bytes, panel_budget_bytes, chains.get(r, 1), weights.element_bytes, weights.lm_head is not None)
             for r in rows
         }
         for plan in self.plans.values():
@@ -58,14 +58,24 @@ class RankRunner:
             begun.append((used, arguments))
         return begun
 
-    def run(self, inputs, routings=None):
+    def launch(self, begun, apart=False):
+        """All ranks at once; or apart, on CUDA, each on a stream of its own as on a GPU of its own."""
+        stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
+        if not apart:
+            self.ranks.launch([arguments for _, arguments in begun], stream)
+            return
+        self.streams = getattr(self, "streams", None) or [torch.cuda.Stream() for _ in self.steps]
+        torch.cuda.synchronize()
+        for step, (_, arguments), own in zip(self.steps, begun, self.streams, strict=True):
+            step.launch(**arguments, stream=own.cuda_stream)
+
+    def run(self, inputs, routings=None, apart=False):
         """One step of all ranks on copies: every rank's StepOutputs. Checks that of the KV pools only the new tokens' rows changed."""
         begun = self.begin(inputs)
         if routings is not None:
             for (_, arguments), routing in zip(begun, routings, strict=True):
                 arguments["routing"] = routing
-        stream = torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0
-        self.ranks.launch([arguments for _, arguments in begun], stream)
+        self.launch(begun, apart)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         for rank, (used, _) in enumerate(begun):
