@@ -24,4 +24,4 @@ def hf_config(**fields):
 def server(**fields):
     served = {name: values[0] for name, values, _ in guard._SERVER_ARGUMENTS}
     backends = {"attention_backend": "fa3", "prefill_attention_backend": None, "decode_attention_backend": None}
-    return SimpleNamespace(**{**served, **backends, "device": "cuda", **fields})
+    return SimpleNamespace(**{**served, **backends, "device": "cuda", "tp_size": 1, **fields})

@@ -23,11 +23,11 @@ void bind_symmetric_workspace(py::module_& m) {
       SGL_FIELD(parity_bytes) SGL_FIELD(total_bytes);
 #undef SGL_FIELD
   m.def("symmetric_layout", &abi::symmetric_layout, py::arg("num_ranks"), py::arg("max_rows"), py::arg("hidden"),
-        "Byte offsets of a rank's workspace");
+        py::arg("copies") = abi::kParities, "Byte offsets of a rank's workspace");
   m.def("abort_reason", [](uint64_t word) {
     const abi::AbortReason reason = abi::abort_reason(word);
-    return std::make_tuple(reason.waiter, reason.awaited, reason.layer, reason.tile);
-  }, py::arg("word"), "(waiter, awaited, layer, tile) of an abort word");
+    return std::make_tuple(reason.waiter, reason.awaited, reason.layer, reason.tile, static_cast<int32_t>(reason.phase));
+  }, py::arg("word"), "(waiter, awaited, layer, tile, phase) of an abort word");
   m.def("pack_rendezvous", [](uint64_t address, uint64_t total_bytes, const std::string& terms, int32_t rank, int32_t num_ranks) {
     abi::Rendezvous block{abi::kRendezvousMagic, address, total_bytes, {}, rank, num_ranks};
     if (terms.size() != sizeof(block.terms)) throw std::invalid_argument("terms: " + std::to_string(terms.size()) + " bytes are no SHA-256");

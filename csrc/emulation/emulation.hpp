@@ -38,6 +38,8 @@ struct Options {
   dialect::Planted planted = dialect::Planted::kNone;
   int32_t starvation = static_cast<int32_t>(Starvation::kBySeed);
   uint64_t max_idle_ns = 3600ull * 1000 * 1000 * 1000;  // virtual time without progress before the launch is given up
+  // Other processes write words that this launch polls: idle time passes as on the wall, instead of in jumps.
+  bool is_shared = false;
   std::vector<Region> regions;
   std::vector<Multicast> multicasts;
 };

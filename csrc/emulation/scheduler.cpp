@@ -1,7 +1,9 @@
 // Chooses which warp runs, completes bulk copies, moves virtual time. One OS thread; every choice is seeded.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "machine.hpp"
@@ -12,6 +14,7 @@ namespace {
 constexpr uint64_t kSliceNs = 64;          // virtual time of one scheduler choice
 constexpr uint64_t kFirstIdleNs = 1'000;   // a jump of time when only pollers are left is this or a part of the idle time
 constexpr uint64_t kIdleParts = 256;       // so far: far deadlines come quickly, and are overrun by little
+constexpr std::chrono::microseconds kSharedPause{50};  // between looks at what other processes may write
 constexpr uint32_t kWakePollerOneIn = 64;  // pollers also look again for no reason
 constexpr int32_t kSlowTries = 16;         // choices in which a slow rank may be passed over
 
@@ -161,8 +164,8 @@ class Scheduler {
       return false;
     }
     if (m_.progress) idle_total_ns_ = 0;
+    const uint64_t jump_ns = m_.options.is_shared ? pause(m_.progress) : std::max(kFirstIdleNs, idle_total_ns_ / kIdleParts);
     m_.progress = false;
-    const uint64_t jump_ns = std::max(kFirstIdleNs, idle_total_ns_ / kIdleParts);
     idle_total_ns_ += jump_ns;
     if (idle_total_ns_ > m_.options.max_idle_ns) {
       give_up("deadlock: only polling threads are left and none gave up in " + std::to_string(idle_total_ns_ / 1'000'000'000) +
@@ -172,6 +175,14 @@ class Scheduler {
     m_.now_ns += jump_ns;
     while (!m_.polling_list.empty()) wake(*m_.polling_list.back());
     return true;
+  }
+
+  // Lets other processes work. Returns the wall time that passed, since the last pause unless something has happened in between.
+  uint64_t pause(bool has_progressed) {
+    const auto begin = has_progressed ? std::chrono::steady_clock::now() : paused_at_;
+    std::this_thread::sleep_for(kSharedPause);
+    paused_at_ = std::chrono::steady_clock::now();
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(paused_at_ - begin).count());
   }
 
   void give_up(const std::string& reason) {
@@ -185,6 +196,7 @@ class Scheduler {
   bool victim_is_rank_ = false;
   uint32_t stretch_ = 0;
   uint64_t idle_total_ns_ = 0;
+  std::chrono::steady_clock::time_point paused_at_;
 };
 
 }  // namespace

@@ -8,7 +8,7 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
 from sgl_lowlatency.guard import config as guard
-from sgl_lowlatency.guard import moe, speculation
+from sgl_lowlatency.guard import moe, parallel, speculation
 from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
 
@@ -16,7 +16,7 @@ DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
 
 
 @pytest.mark.parametrize(
-    ("table", "name"), [(table, row[0]) for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS) for row in table],
+    ("table", "name"), [(table, row[0]) for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS, parallel.SERVER_ARGUMENTS) for row in table],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_default_of_a_guarded_argument_is_served(table, name):

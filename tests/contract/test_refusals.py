@@ -93,7 +93,11 @@ def test_ragged_verify_is_refused(refusals, model_dir, monkeypatch, algorithm, m
 
 # (extra arguments, the one line they cause)
 SINGLE = {
-    "tensor parallelism": (["--tp", "2"], "tp_size 2 is not one of ['1']"),
+    "tensor parallelism": (["--tp", "3"], "tp_size 3 is not one of ['1', '2', '4', '8']"),
+    "scattered inputs": (
+        ["--tp", "2", "--enable-attn-tp-input-scattered"],
+        "--enable-attn-tp-input-scattered True is not served: weights or activations would be split otherwise than the kernel takes them to be",
+    ),
     "fp16": (["--dtype", "float16"], "dtype 'float16' is not one of ['bfloat16']"),
     "lora": (["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"], f"LoRA is in use and {NAME} does not accept it"),
     "page size": (["--page-size", "7"], "page_size 7 is not one of ['1', '128', '16', '32', '64']"),
@@ -216,7 +220,7 @@ def test_yarn_is_accepted(refusals, model_dir):
 
 def test_every_reason_is_in_one_message(refusals, model_dir):
     lines = refusals(
-        ["--model-path", model_dir(head_dim=96, attention_bias=True), "--tp", "2", "--dtype", "float16", "--page-size", "7"]
+        ["--model-path", model_dir(head_dim=96, attention_bias=True), "--tp", "3", "--dtype", "float16", "--page-size", "7"]
         + ["--kv-cache-dtype", "fp8_e4m3", "--watchdog-timeout", "8", "--enable-amd-monokernel"]
         + ["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"]
         + ["--prefill-attention-backend", "flashinfer"]

@@ -61,13 +61,15 @@ def test_amd_registers_nothing_and_sglang_says_so():
     assert spec is None and "amd" in why
 
 
-def test_a_draft_model_is_not_judged_by_what_the_kernel_computes():
+def test_a_draft_model_is_not_judged_by_what_the_kernel_computes(monkeypatch):
     """It keeps SGLang's forward, so a draft that the kernel could not run is no reason to refuse the server."""
     from sglang.srt.layers.moe.utils import draft_model_build_scope
     from sglang.srt.runtime_context import get_flags
 
+    from sgl_lowlatency.runtime import sglang_state
     from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC
 
+    monkeypatch.setattr(sglang_state, "tensor_parallel", lambda: sglang_state.TensorParallel(0, 1, None))  # there are no groups here
     assert QWEN3_SPEC.model_disable_reasons(object(), None) == [
         "the loaded model is builtins.object, not sglang.srt.models.qwen3.Qwen3ForCausalLM"
     ]

@@ -119,7 +119,7 @@ def assert_all_stopped(group, outcome, but=()):
     live = [rank for rank in range(group.num_ranks) if rank not in but]
     assert (outcome.report.status, outcome.report.message) == ("trapped", "trap of rank " + ", ".join(map(str, live)))
     assert [rank for rank, fault in enumerate(outcome.faults) if fault is not None] == live
-    return [describe_fault(outcome.faults[rank]) for rank in live]
+    return [describe_fault(outcome.faults[rank], "epilogue_multicast") for rank in live]
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])

@@ -24,7 +24,7 @@ def main():
         time.sleep(0.001)
     print(f"after {time.monotonic() - start:.2f} s")
     for record in step.faults():
-        print(describe_fault(record))
+        print(describe_fault(record, "epilogue_multicast"))
     step.acknowledge_faults()
     try:
         torch.cuda.synchronize()

@@ -18,9 +18,9 @@ LENGTHS, NEW_TOKENS = (1, 63, 130), 12
 _COVERAGE = r"coverage: decode_step ran (\d+) decode steps .*SGLang's forward ran \d+ eager steps \((.*)\)"
 
 
-def start(model: Path, folder: Path, *extra: str) -> ServerProcess:
+def start(model: Path, folder: Path, *extra: str, num_ranks: int = 1) -> ServerProcess:
     """The server, starting; `extra` are more of its arguments. folder: of the log."""
-    setup = server_setup.server_setup(model, extra)
+    setup = server_setup.server_setup(model, extra, num_ranks)
     folder.mkdir(parents=True, exist_ok=True)
     return ServerProcess([*setup.arguments, server_setup.PLUGIN_FLAG], server_setup.free_port(), folder / "log", setup.environment)
 

@@ -79,6 +79,11 @@ def test_an_unserved_model_field_is_one_reason(fields, reason):
     assert reasons(**fields) == [reason]
 
 
+def test_fp8_experts_on_several_gpus():
+    (reason,) = reasons(cfg=moe_server(tp_size=2), quantization_config=FP8_BLOCKS)
+    assert reason == "--tp-size 2 is not served with a MoE model in FP8: that has no kernel yet"
+
+
 class UnquantizedLinearMethod:
     pass
 

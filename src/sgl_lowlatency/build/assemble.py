@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 
+from sgl_lowlatency.build.agreement import exchange
 from sgl_lowlatency.build.device_limits import DeviceLimits, device_limits
 from sgl_lowlatency.build.progress import Progress
+from sgl_lowlatency.build.rank_group import meet
 from sgl_lowlatency.build.weights import collect_weights, rope_table
 from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights
 from sgl_lowlatency.kernels.geometry import Geometry
@@ -21,34 +23,50 @@ from sgl_lowlatency.plan.validate import validate
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.draft_step import DraftStep
 from sgl_lowlatency.runtime.nvidia_step import NvidiaStep
+from sgl_lowlatency.runtime.sglang_state import TensorParallel
 
 logger = logging.getLogger(__name__)
 
+VERDICT_DEADLINE_S = 120.0  # of a self-check's verdict: ranks check a width at the same time, and load kernels of SGLang's meanwhile
+
 
 def build_step(
-    model: torch.nn.Module, hf_config: Any, ctx: BuildContext, *, tolerances: Mapping[str, float], head_reasons: Sequence[str] = ()
+    model: torch.nn.Module,
+    hf_config: Any,
+    ctx: BuildContext,
+    *,
+    tolerances: Mapping[str, float],
+    head_reasons: Sequence[str] = (),
+    place: TensorParallel = TensorParallel(0, 1, None),
 ) -> NvidiaStep | DraftStep:
     """Builds the decode step of a loaded model; the `build` of its MegakernelSpec, which names the tolerances.
 
-    head_reasons: why the step ends at the final norm; without any, with the LM head.
+    head_reasons: why the step ends at the final norm; without any, with the LM head. place: this rank's among those that share the model; all of them
+    build together.
 
     Runs after the weights' post-processing and before KV sizing: all device memory the step keeps is allocated here, the
     weights are views of the model's. In a speculative server it is a verify step of ctx.tokens_per_request, and the draft model
-    gets none. Raises ValueError when a weight or a plan does not fit.
+    gets none. Raises ValueError when a weight or a plan does not fit, DisagreementError where the ranks differ or one does not come.
     """
     if sglang_state.building_draft_model():
         return DraftStep(ctx.widths)
     progress = Progress("building decode_step", logger)
     device = model.model.embed_tokens.weight.device
     limits = device_limits(device)
-    geometry = dataclasses.replace(Geometry.from_hf_config(hf_config), max_position=rope_table(model).shape[0])
+    whole = dataclasses.replace(Geometry.from_hf_config(hf_config), max_position=rope_table(model).shape[0])
+    geometry = whole.shard(place.num_ranks)
     weights = collect_weights(model, geometry, has_head=not head_reasons)
     plans = _plans(geometry, weights, ctx, limits, progress)
     progress.step("allocating the workspace")
-    step = DecodeStep(geometry, plans, weights, device, ctx.deadline_s)
+    group = None
+    if place.num_ranks > 1:
+        progress.step("meeting the other ranks")
+        group = meet(type(model).__name__, whole.vocab, plans, device, place.group, ctx.deadline_s)
+    step = DecodeStep(geometry, plans, weights, device, ctx.deadline_s, group=group)
     return NvidiaStep(
         model=model, geometry=geometry, step=step, plans=plans, tolerances=tolerances, device_name=limits.name,
         tokens_per_request=ctx.tokens_per_request, head_reasons=head_reasons,
+        exchange=None if group is None else lambda claim: exchange(claim, place.group, VERDICT_DEADLINE_S, "self-check"),
     )
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from sgl_lowlatency.build.agreement import DisagreementError, exchange, require_agreement
 from sgl_lowlatency.kernels import symmetric_workspace as shared
-from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, RENDEZVOUS_BYTES, MappedWorkspaces, prepare, symmetric_layout
+from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, PARITIES, RENDEZVOUS_BYTES, MappedWorkspaces, prepare, symmetric_layout
 
 WHAT = "symmetric workspace"
 
@@ -35,6 +35,7 @@ class Terms:
     widths: tuple[int, ...]
     max_rows: int
     hidden: int
+    copies: int = PARITIES  # of the tiles' buffer
 
     def digest(self) -> bytes:
         """SHA-256 of all of it."""
@@ -68,7 +69,7 @@ def build_symmetric_workspace(terms: Terms, device: torch.device, group: dist.Pr
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     if num_ranks > MAX_RANKS:
         raise ValueError(f"{WHAT}: {num_ranks} ranks are more than {MAX_RANKS}")
-    layout = symmetric_layout(num_ranks, terms.max_rows, terms.hidden)
+    layout = symmetric_layout(num_ranks, terms.max_rows, terms.hidden, terms.copies)
     memory_of = _CudaMemory if device.type == "cuda" else _FileMemory
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_device, contextlib.ExitStack() as undo:

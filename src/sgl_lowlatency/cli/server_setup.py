@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +32,23 @@ class ServerSetup:
     where: str
 
 
-def server_setup(model: Path, extra: tuple[str, ...] = ()) -> ServerSetup:
-    """The setup for `model` on this machine's GPU, or on its CPU when torch sees none."""
+def server_setup(model: Path, extra: tuple[str, ...] = (), num_ranks: int = 1) -> ServerSetup:
+    """The setup for `model` on this machine's GPUs, or on its CPU when torch sees none. num_ranks: that share the model."""
     import torch
 
     arguments = ["--model-path", str(model), "--context-length", str(CONTEXT_LENGTH)]
     arguments += ["--max-total-tokens", str(MAX_TOTAL_TOKENS), *COMMON, *extra]
+    arguments += ["--tp", str(num_ranks)] if num_ranks > 1 else []
     environment = {"HF_HUB_OFFLINE": "1"}
     if torch.cuda.is_available():
         return ServerSetup(arguments, environment, torch.cuda.get_device_name())
     environment["SGL_LOWLATENCY_EMULATE"] = "1"
     environment["OMP_NUM_THREADS"] = "1"  # a tiny model's operations run slower when threads share them
+    if num_ranks > 1:
+        # SGLang wants a NUMA node a rank, or the cores of each; and takes a machine that has NCCL's library for one that has GPUs.
+        cores = sorted(os.sched_getaffinity(0))
+        environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[rank % len(cores)]) for rank in range(num_ranks))
+        environment["SGLANG_NCCL_SO_PATH"] = "/nonexistent"
     return ServerSetup(arguments + CPU_ONLY, environment, "the CPU, kernels in host emulation")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
-from sgl_lowlatency.guard import moe
+from sgl_lowlatency.guard import moe, parallel
 from sgl_lowlatency.guard.quantization import FP8, element_bytes, emulation_reasons, quantization_reasons
 from sgl_lowlatency.kernels.geometry import Geometry
 
@@ -135,6 +135,13 @@ def _moe_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
     return _server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config, emulate=emulate)
 
 
+def _parallel_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
+    if cfg.tp_size == 1:
+        return []
+    reasons = parallel.parallel_config_reasons(cfg, hf_config, element_bytes(cfg, hf_config), emulate=emulate)
+    return _server_argument_reasons(cfg, parallel.SERVER_ARGUMENTS) + reasons
+
+
 def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
     """Every reason this configuration cannot be served; [] when it can.
 
@@ -147,5 +154,6 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
         lambda: _device_reasons(cfg, emulate),
         lambda: emulation_reasons(cfg, hf_config) if emulate else [],
         lambda: _moe_reasons(cfg, hf_config, emulate),
+        lambda: _parallel_reasons(cfg, hf_config, emulate),
     )
     return [reason for check in checks for reason in check()]

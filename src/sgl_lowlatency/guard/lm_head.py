@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgl_lowlatency.guard.linear import tensor_reasons
+from sgl_lowlatency.guard.parallel import vocabulary_reasons
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.geometry import Geometry
 
@@ -30,26 +31,32 @@ def plain_head_reasons(head: Any) -> Iterator[str]:
         yield "lm_head is packed for AMX"
 
 
-def _module_reasons(head: Any, geometry: Geometry) -> Iterator[str]:
+def _module_reasons(head: Any, geometry: Geometry, rank: int, num_ranks: int) -> Iterator[str]:
     yield from plain_head_reasons(head)
+    if num_ranks > 1:
+        yield from vocabulary_reasons("lm_head", head, geometry, rank)
     weight = getattr(head, "weight", None)
     yield from tensor_reasons("lm_head.weight", weight, (geometry.vocab, geometry.hidden), min_rows=True)
     if weight is not None and weight.shape[0] % abi.TILE_ROWS:
         yield f"lm_head.weight has {weight.shape[0]} rows, no multiple of {abi.TILE_ROWS}"
 
 
-def _processor_reasons(processor: Any, geometry: Geometry) -> Iterator[str]:
+def _processor_reasons(processor: Any, vocab: int, num_ranks: int) -> Iterator[str]:
     if processor.use_fp32_lm_head or processor.use_fp32_lm_head_output:
         yield "logits are to be float32 products"
     if processor.logit_scale is not None:
         yield f"logits are scaled by {processor.logit_scale} before they are rounded"
-    if processor.do_tensor_parallel_all_gather:
-        yield "logits are gathered from several GPUs"
-    if processor.vocab_size != geometry.vocab:
-        yield f"the logits processor has a vocabulary of {processor.vocab_size}, config.vocab_size is {geometry.vocab}"
+    if bool(processor.do_tensor_parallel_all_gather) != (num_ranks > 1):
+        yield f"logits are {'' if processor.do_tensor_parallel_all_gather else 'not '}gathered from several GPUs"
+    elif num_ranks > 1 and (processor.do_tensor_parallel_all_gather_dp_attn or processor.use_attn_tp_group):
+        yield "logits are gathered from other ranks than the tensor-parallel group's"
+    if processor.vocab_size != vocab:
+        yield f"the logits processor has a vocabulary of {processor.vocab_size}, config.vocab_size is {vocab}"
 
 
-def lm_head_reasons(model: Any, hf_config: Any) -> list[str]:
-    """Every reason; [] when the kernel computes the logits. model: SGLang's, after process_weights_after_loading."""
-    geometry = Geometry.from_hf_config(hf_config)
-    return [*_module_reasons(model.lm_head, geometry), *_processor_reasons(model.logits_processor, geometry)]
+def lm_head_reasons(model: Any, hf_config: Any, rank: int = 0, num_ranks: int = 1) -> list[str]:
+    """Every reason; [] when the kernel computes the logits, of several ranks each its columns, which the processor gathers. model: SGLang's, after
+    process_weights_after_loading, of rank `rank`."""
+    whole = Geometry.from_hf_config(hf_config)
+    head = _module_reasons(model.lm_head, whole.shard(num_ranks), rank, num_ranks)
+    return [*head, *_processor_reasons(model.logits_processor, whole.vocab, num_ranks)]

@@ -12,6 +12,7 @@ from sgl_lowlatency.guard.config import geometry_reasons
 from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.linear import linear_reasons, tensor_reasons, weight_format
 from sgl_lowlatency.guard.moe import moe_reasons
+from sgl_lowlatency.guard.parallel import vocabulary_reasons
 from sgl_lowlatency.kernels.geometry import Geometry
 
 # Classes whose rotation is the plain neox one over a cos/sin table; guard.config.ROPE_TYPES names their rope types.
@@ -66,7 +67,7 @@ def _head_norm_reasons(attention: Any, geometry: Geometry, family: Family) -> It
             yield f"{name} is a norm that {family.name} models do not have"
 
 
-def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str) -> Iterator[str]:
+def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str, num_ranks: int) -> Iterator[str]:
     g, attention = geometry, layer.self_attn
     qkv_rows = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
     yield from _norm_reasons("input_layernorm", layer.input_layernorm, g.hidden, g.rms_eps)
@@ -77,17 +78,17 @@ def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str
     yield from linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim), expected)
     yield from _norm_reasons("post_attention_layernorm", layer.post_attention_layernorm, g.hidden, g.rms_eps)
     if family.is_moe:
-        yield from moe_reasons(layer.mlp, g, expected)
+        yield from moe_reasons(layer.mlp, g, expected, num_ranks)
         return
     yield from linear_reasons("gate_up_proj", layer.mlp.gate_up_proj, (2 * g.intermediate, g.hidden), expected)
     yield from linear_reasons("down_proj", layer.mlp.down_proj, (g.hidden, g.intermediate), expected)
 
 
-def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str) -> list[str]:
+def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str, num_ranks: int) -> list[str]:
     """The layers' reasons, the same one named once with the layers it holds for. expected: weight format of every matrix."""
     where: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
-        for reason in _layer_reasons(layer, geometry, family, expected):
+        for reason in _layer_reasons(layer, geometry, family, expected, num_ranks):
             where.setdefault(reason, []).append(index)
     reasons = [
         f"layer {at[0]}: {reason}" + (f" (and {len(at) - 1} more layers)" if len(at) > 1 else "")
@@ -108,10 +109,10 @@ def _hook_reasons(decoder: Any) -> list[str]:
     return [f"forward hooks are registered on {len(hooked)} modules ({hooked[0]}, ...): the kernel does not run them"]
 
 
-def model_disable_reasons(model: Any, hf_config: Any, family: Family) -> list[str]:
+def model_disable_reasons(model: Any, hf_config: Any, family: Family, rank: int = 0, num_ranks: int = 1) -> list[str]:
     """Every reason the loaded model is not one of `family` as decode_step computes it; [] when it is.
 
-    model: SGLang's model after process_weights_after_loading. hf_config: its HF config.
+    model: SGLang's model after process_weights_after_loading, of rank `rank`. hf_config: the whole model's HF config.
     """
     name = f"{type(model).__module__}.{type(model).__qualname__}"
     if name != family.model_class:
@@ -121,11 +122,15 @@ def model_disable_reasons(model: Any, hf_config: Any, family: Family) -> list[st
     expected = weight_format(layers[0].self_attn.qkv_proj) if layers else "bf16"
     if reasons := geometry_reasons(hf_config, 2 if expected == "bf16" else 1):
         return reasons
-    geometry = Geometry.from_hf_config(hf_config)
+    try:
+        geometry = Geometry.from_hf_config(hf_config).shard(num_ranks)
+    except ValueError as error:
+        return str(error).split("; ")
     table = (geometry.vocab, geometry.hidden)
     checks: tuple[Callable[[], Any], ...] = (
         lambda: tensor_reasons("embed_tokens.weight", decoder.embed_tokens.weight, table, min_rows=True),
-        lambda: _all_layers_reasons(layers, geometry, family, expected),
+        lambda: vocabulary_reasons("embed_tokens", decoder.embed_tokens, geometry, rank) if num_ranks > 1 else [],
+        lambda: _all_layers_reasons(layers, geometry, family, expected, num_ranks),
         lambda: _norm_reasons("norm", decoder.norm, geometry.hidden, geometry.rms_eps),
         lambda: _hook_reasons(decoder),
     )

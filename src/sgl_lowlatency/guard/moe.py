@@ -54,21 +54,23 @@ def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
     if element_bytes(cfg, hf_config) == 1 and not has_blocks(hf_config):
         why = f"the kernel reads FP8 experts of a checkpoint whose weight_block_size is {BLOCK}, SGLang would give each one scale"
         reasons.append(f"FP8 weights of a MoE model without blocks: {why}")
+    elif element_bytes(cfg, hf_config) == 1 and getattr(cfg, "tp_size", 1) > 1:
+        reasons.append(f"--tp-size {cfg.tp_size} is not served with a MoE model in FP8: that has no kernel yet")
     if (algorithm := getattr(cfg, "speculative_algorithm", None)) in CAPTURING:
         why = "its drafts read inputs of layers, which has not been tested"
         reasons.append(f"--speculative-algorithm {algorithm} is not served with a MoE model: {why}")
     return reasons
 
 
-def moe_reasons(mlp: Any, geometry: Geometry, expected: str = "bf16") -> Iterator[str]:
-    """Checks a layer's MLP, SGLang's Qwen3MoeSparseMoeBlock after process_weights_after_loading. expected: the weight format of the model's first
-    matrix."""
+def moe_reasons(mlp: Any, geometry: Geometry, expected: str = "bf16", num_ranks: int = 1) -> Iterator[str]:
+    """Checks a layer's MLP, SGLang's Qwen3MoeSparseMoeBlock after process_weights_after_loading. geometry: a rank's, of num_ranks. expected: the
+    weight format of the model's first matrix."""
     if (name := type(mlp).__name__) != "Qwen3MoeSparseMoeBlock":
         yield f"mlp is a {name}, not a Qwen3MoeSparseMoeBlock"
         return
     yield from linear_reasons("gate", mlp.gate, (geometry.num_experts, geometry.hidden), "bf16")
     yield from _router_reasons(mlp.topk.topk_config, geometry)
-    yield from _experts_reasons(mlp.experts, geometry, expected)
+    yield from _experts_reasons(mlp.experts, geometry, expected, num_ranks)
 
 
 def _is_set(value: Any) -> bool:
@@ -92,10 +94,10 @@ def _router_reasons(topk: Any, geometry: Geometry) -> Iterator[str]:
         yield f"topk hands out its choices as {topk.output_format.name}, not STANDARD"
 
 
-def _experts_reasons(experts: Any, geometry: Geometry, expected: str) -> Iterator[str]:
+def _experts_reasons(experts: Any, geometry: Geometry, expected: str, num_ranks: int) -> Iterator[str]:
     g, method, config = geometry, experts.quant_method, experts.moe_runner_config
     wanted = "UnquantizedFusedMoEMethod" if expected == "bf16" else "Fp8MoEMethod"
-    if (experts.moe_ep_size, experts.moe_tp_size) != (1, 1):
+    if (experts.moe_ep_size, experts.moe_tp_size) != (1, num_ranks):
         yield f"experts are spread over {experts.moe_ep_size} x {experts.moe_tp_size} GPUs"
     if type(method).__name__ != wanted:
         yield f"experts run {type(method).__name__}, not {wanted}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,7 +16,8 @@ from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerTensors, RoutingRecord, require_tensor, require_weights
 from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, GROUP_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from sgl_lowlatency.plan.static_plan import StaticPlan
@@ -43,6 +44,7 @@ class DecodeStep:
 
     geometry: sizes; max_position must be the rows of weights.cos_sin. plans: rows -> StaticPlan, all of one grid, sharing
     one workspace; a plan's rows_per_request says how a step of that many rows is made up. weights: read in place, must stay alive and unmoved. deadline_s: of every wait in the kernel.
+    group: of a tensor-parallel step, whose geometry and weights are then a rank's share; None: it is alone.
     Raises ValueError for a tensor or plan that does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
@@ -53,8 +55,8 @@ class DecodeStep:
         weights: DecodeStepWeights,
         device: torch.device,
         deadline_s: float,
-        rank: int = 0,
         emulation: EmulationOptions | None = None,
+        group: RankGroup | None = None,
     ):
         device = kernel_device(device)
         if not deadline_s > 0:
@@ -70,7 +72,7 @@ class DecodeStep:
         if {p.head is not None for p in plans.values()} != {weights.lm_head is not None}:
             raise ValueError(f"the plans are not for weights {'without' if weights.lm_head is None else 'with'} an LM head")
 
-        self.geometry, self.device, self.grid = geometry, device, grids.pop()
+        self.geometry, self.device, self.grid, self.group = geometry, device, grids.pop(), group
         self.emulation = emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated launch
         self._failure: str | None = None  # of an emulated launch, in words
@@ -86,8 +88,11 @@ class DecodeStep:
         self._map_table = self._device_table(_C.pack_weight_maps(weights.matrices(), is_cuda=device.type == "cuda"))
         self._kv_table = self._kv_owners = self._req_to_token = None
         self._tile_tables = {rows: self._tile_table(plan) for rows, plan in plans.items()}
-        self._host = HostWords(device, FAULT_BYTES + COUNTER_BYTES)  # the fault record, then the executed counters
-        self._params = {rows: self._make_params(rows, plan, deadline_s, rank) for rows, plan in plans.items()}
+        self._host = HostWords(device, FAULT_BYTES + GROUP_BYTES + COUNTER_BYTES)  # the fault record, whom it must tell, the executed counters
+        if group is not None:
+            group.name_in(self._host.address, self._host.address + FAULT_BYTES)
+        self._counters = self._host.address + FAULT_BYTES + GROUP_BYTES
+        self._params = {rows: self._make_params(rows, plan, deadline_s) for rows, plan in plans.items()}
 
     @property
     def weights(self) -> DecodeStepWeights:
@@ -171,7 +176,33 @@ class DecodeStep:
 
         Raises ValueError for a tensor that does not fit; on the CPU, DecodeStepFault with the kernel's own record or
         RuntimeError with the emulation's diagnosis. On CUDA a fault surfaces at the next synchronisation (see fault()).
+        Of a tensor-parallel group every rank launches the same step; logits are the rank's columns.
         """
+        params, outputs = self.prepare(
+            rows, input_ids, positions, seq_lens, req_pool_indices, out_cache_loc, hidden_out, lengths_are_prefix, aux_out, logits, routing
+        )
+        if self.device.type != "cuda":
+            self._emulate(params, outputs)
+        elif self.group is None:
+            _C.decode_step_launch_cuda(params, self.grid, stream)
+        else:
+            _C.parallel_step_launch_cuda(params, self.grid, stream)
+
+    def prepare(
+        self,
+        rows: int,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        seq_lens: torch.Tensor,
+        req_pool_indices: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        hidden_out: torch.Tensor,
+        lengths_are_prefix: bool = False,
+        aux_out: torch.Tensor | None = None,
+        logits: torch.Tensor | None = None,
+        routing: RoutingRecord | None = None,
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The kernel's parameters of a launch, good until the next one of as many rows, and what it writes, by name. See launch."""
         if self._kv_table is None:
             raise RuntimeError("attach_kv was not called")
         if rows not in self._params:
@@ -213,14 +244,11 @@ class DecodeStep:
         params.aux_out, params.aux_columns = (0, 0) if aux_out is None else (aux_out.data_ptr(), aux_out.shape[1])
         outputs = {"hidden_out": hidden_out, "aux_out": aux_out, "logits": logits}
         outputs |= {} if routing is None else {"routed_ids": routing.ids, "routed_logits": routing.logits}
-        if self.device.type == "cuda":
-            _C.decode_step_launch_cuda(params, self.grid, stream)
-        else:
-            self._emulate(params, {name: out for name, out in outputs.items() if out is not None})
+        return params, {name: out for name, out in outputs.items() if out is not None}
 
     def executed(self) -> dict[int, int]:
         """Completed launches by rows, counted on the device; rows that never ran are left out."""
-        return {rows: count for rows, count in enumerate(_C.read_executed(self._host.address + FAULT_BYTES)) if count}
+        return {rows: count for rows, count in enumerate(_C.read_executed(self._counters)) if count}
 
     def fault(self):
         """The FaultRecord of a launch that ended itself (kernels/fault.py puts it in words), or None."""
@@ -261,14 +289,17 @@ class DecodeStep:
         ranges = zip(*(owned.get(index, [(0, 0)] * plan.grid) for index in range(abi.NUM_MATRICES)), strict=True)
         return self._device_table(_C.pack_tile_ranges([list(own) for of_block in ranges for own in of_block]))
 
-    def _make_params(self, rows: int, plan: StaticPlan, deadline_s: float, rank: int):
+    def _make_params(self, rows: int, plan: StaticPlan, deadline_s: float):
         if plan.rows != rows:
             raise ValueError(f"the plan for rows {rows} was made for {plan.rows}")
-        params = _C.abi.DecodeStepParams()
+        params = _C.abi.DecodeStepParams() if self.group is None else _C.abi.ParallelStepParams()
+        if self.group is not None:
+            self.group.fill(params, self.geometry.vocab)
+            params.rank = self.group.rank
         params.geometry = abi.geometry_struct(self.geometry)
         for op in plan.matrices:
             params.set_op(abi.OP_INDEX[op.name], op.k_extent, op.k_panel, op.num_tiles)
-        params.rows, params.rows_per_request, params.rank = rows, plan.rows_per_request, rank
+        params.rows, params.rows_per_request = rows, plan.rows_per_request
         params.weights = abi.WEIGHT_FORMATS[self._weights.format]
         params.num_stages, params.max_panel_bytes, params.max_tiles_multi_panel = plan.num_stages, plan.max_panel_bytes, plan.max_tiles_multi_panel
         routing_bytes = abi.routing_bytes(self.geometry, rows)
@@ -285,28 +316,37 @@ class DecodeStep:
         params.counted_tokens = plan.rows_per_request  # until a launch says otherwise
         params.stream = abi.stream_layout(self.geometry, rows)
         params.sync = self._sync.data_ptr()
-        params.fault, params.executed_mirror = self._host.address, self._host.address + FAULT_BYTES
+        params.fault, params.executed_mirror = self._host.address, self._counters
         return params
 
     def _require_resident(self) -> None:
         for rows, params in self._params.items():
             with torch.cuda.device(self.device):
-                blocks = _C.decode_step_max_blocks(params)
+                blocks = _C.decode_step_max_blocks(params) if self.group is None else _C.parallel_step_max_blocks(params, False)
             if blocks < self.grid:
                 raise RuntimeError(f"decode_step for {rows} rows needs {self.grid} blocks resident at once; this GPU holds {blocks}")
+
+    def regions(self, outputs: dict[str, torch.Tensor]) -> list[tuple[str, int, int, bool]]:
+        """Memory whose ordering host emulation checks: (name, address, bytes, reads too)."""
+        step = self._first_plan.generation_bytes
+        regions = [(f"generation {i}", self.workspace.data_ptr() + i * step, step, True) for i in range(abi.GENERATIONS)]
+        regions += [(name, out.data_ptr(), out.numel() * out.element_size(), True) for name, out in outputs.items()]
+        for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
+            regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, True) for i, b in enumerate(buffers)]
+        return regions
 
     def _emulate(self, params, outputs: dict[str, torch.Tensor]) -> None:
         if self._failure is not None:  # what a launch that ended itself left is no state to start from
             raise DecodeStepFault(f"an earlier launch failed: {self._failure}")
         options = self.emulation
-        regions = []
-        if options.check_order:
-            step = self._first_plan.generation_bytes
-            regions = [(f"generation {i}", self.workspace.data_ptr() + i * step, step, True) for i in range(abi.GENERATIONS)]
-            regions += [(name, out.data_ptr(), out.numel() * out.element_size(), True) for name, out in outputs.items()]
-            for name, buffers in zip(("k_cache", "v_cache"), self._kv_owners):
-                regions += [(f"{name}[{i}]", b.data_ptr(), b.numel() * 2, True) for i, b in enumerate(buffers)]
-        report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)
+        regions = self.regions(outputs) if options.check_order else []
+        if self.group is None:
+            report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)
+        else:
+            report = _C.parallel_step_emulate(
+                [[params]], self.grid, seed=options.seed, planted=options.planted, starvation=options.starvation, regions=regions,
+                is_shared=self.group.workspaces.layout.num_ranks > 1,
+            )
         self.last_report = report
         record = self.fault()
         if record is not None:

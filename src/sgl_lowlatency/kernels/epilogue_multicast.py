@@ -109,13 +109,13 @@ class EpilogueMulticast:
             _C.epilogue_multicast_launch_cuda(params, stream)
             return
         if self.faults():
-            raise EpilogueMulticastFault(f"an earlier launch failed: {describe_fault(self.faults()[0])}")
+            raise EpilogueMulticastFault(f"an earlier launch failed: {describe_fault(self.faults()[0], 'epilogue_multicast')}")
         options = self.emulation
         self.last_report = report = _C.epilogue_multicast_emulate(
             [[params]], seed=options.seed, planted=options.planted, starvation=options.starvation
         )
         if self.faults():
-            raise EpilogueMulticastFault("; ".join(map(describe_fault, self.faults())))
+            raise EpilogueMulticastFault("; ".join(describe_fault(record, "epilogue_multicast") for record in self.faults()))
         if report.status != "ok":
             raise RuntimeError(f"epilogue_multicast in emulation: {report.status}: {report.message}")
 

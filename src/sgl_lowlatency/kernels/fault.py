@@ -40,37 +40,49 @@ class EpilogueMulticastFault(RuntimeError):
     """The same of epilogue_multicast; of several ranks, their messages one after the other."""
 
 
-def describe_fault(record) -> str:
-    """One line for an operator: which rank, SM, block and layer waited for what, or which input was out of range."""
+_PEER_OPS = {_C.abi.kPeerTiles: "", _C.abi.kPeerOutProj: " of out_proj", _C.abi.kPeerDown: " of down"}
+
+
+def describe_part(rank: int, layer: int, tile: int, phase: int) -> str:
+    """What one rank waits for of another; phase: abi::PeerPhase."""
+    if phase == _C.abi.kPeerEmbedding:
+        return f"rank {rank}'s rows of the embedding, tile {tile}"
+    return f"rank {rank}'s part of tile {tile}{_PEER_OPS[phase]} of layer {layer}"
+
+
+def describe_fault(record, kernel: str = "decode_step") -> str:
+    """One line for an operator: which rank, SM, block and layer waited for what, or which input was out of range. kernel: whose record it is."""
     kind = _KIND_NAMES[record.kind]
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
     signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
-    if kind in ("peer_tile", "peer_abort"):  # edge: the rank that was waited for; expected: the tile
-        own = f"rank {record.edge}'s part of tile {record.expected} of layer {record.layer}"
+    if kind in ("peer_tile", "peer_abort"):  # edge: the rank that was waited for; expected: the tile and its phase
+        own = describe_part(record.edge, record.layer, record.expected & 0xFFFFFF, record.expected >> 24) if record.edge >= 0 else None
         if kind == "peer_tile":
-            return f"epilogue_multicast stopped: {block} waited {record.waited_ns / 1e9:.2f} s for {own}"
-        waiter, awaited, layer, tile = _C.abort_reason(record.waited_ns)
-        meanwhile = f", while it waited for {own}" if record.edge >= 0 else ""
-        return f"epilogue_multicast stopped: {block}: rank {waiter} gave up waiting for rank {awaited}'s part of tile {tile} of layer {layer}{meanwhile}"
+            return f"{kernel} stopped: {block} waited {record.waited_ns / 1e9:.2f} s for {own}"
+        waiter, awaited, layer, tile, phase = _C.abort_reason(record.waited_ns)
+        meanwhile = f", while it waited for {own}" if own else ""
+        if phase == _C.abi.kPeerNothing:
+            return f"{kernel} stopped: {block}: rank {waiter} stopped by itself in layer {layer}{meanwhile}"
+        return f"{kernel} stopped: {block}: rank {waiter} gave up waiting for {describe_part(awaited, layer, tile, phase)}{meanwhile}"
     if kind == "bad_expert_id":
         return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
     if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer
         edge = abi.EDGE_NAMES[record.edge]
         content = "embedding" if record.layer < 0 else EDGE_CONTENT[edge]
         return (
-            f"decode_step stopped: {block} waited {record.waited_ns / 1e9:.2f} s for word {record.expected} of edge {edge!r} of "
+            f"{kernel} stopped: {block} waited {record.waited_ns / 1e9:.2f} s for word {record.expected} of edge {edge!r} of "
             f"layer {record.layer} ({content}), which no block has written"
         )
     where = f"{block}, layer {record.layer}"
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
-        return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"
+        return f"{kernel} stopped: {where} waited {record.waited_ns / 1e9:.2f} s for {what} ring stage {record.edge}"
     if kind == "routing":
-        return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its own routing"
+        return f"{kernel} stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its own routing"
     if kind == "partial":
-        return f"decode_step stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its warps to finish a tile of {abi.OP_NAMES[record.edge]}"
+        return f"{kernel} stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its warps to finish a tile of {abi.OP_NAMES[record.edge]}"
     what, limit = _INPUT_NAMES[kind]
-    return f"decode_step stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"
+    return f"{kernel} stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"
 
 
 def describe_draft_fault(record) -> str:

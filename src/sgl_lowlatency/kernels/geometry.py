@@ -7,6 +7,7 @@ from typing import Any
 
 HEAD_DIMS = (64, 128)
 TILE_ROWS, MAX_EXPERTS, MAX_TOP_K = 16, 384, 32  # of the router: abi::kTileRows, kMaxExperts, kMaxTopK, which the unit tests compare
+VOCAB_PADDING = 64  # SGLang pads the vocabulary to a multiple of this, times the ranks where that does not divide
 MAX_GROUP = 16  # query heads of one KV head; four attention items of kMaxHeadsPerItem
 CHANNEL_MULTIPLE = {2: 64, 1: 128}  # of every K, by bytes of a weight: each consumer warp reads K in runs of 128 bytes
 
@@ -51,6 +52,29 @@ class Geometry:
     def mlp_channels(self) -> int:
         """Channels of a layer's MLP, or of one expert."""
         return self.moe_intermediate if self.is_moe else self.intermediate
+
+    def vocab_shard(self, num_ranks: int) -> int:
+        """Rows of the embedding and columns of logits of each of several ranks, padding included: rank r has ids r * vocab_shard and following."""
+        padding = VOCAB_PADDING if -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING % num_ranks == 0 else VOCAB_PADDING * num_ranks
+        return -(-self.vocab // padding) * padding // num_ranks
+
+    def shard(self, num_ranks: int) -> Geometry:
+        """What SGLang leaves each of several ranks: its heads, its channels of the MLP or of every expert, its rows of the vocabulary.
+
+        Raises ValueError naming every field of the HF config that does not divide; of one rank, the geometry as it is.
+        """
+        if num_ranks == 1:
+            return self
+        channels = "moe_intermediate" if self.is_moe else "intermediate"
+        divided = {"num_q_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads", channels: f"{channels}_size"}
+        bad = [
+            f"config.{theirs} {getattr(self, ours)} is not a multiple of tp_size {num_ranks}"
+            for ours, theirs in divided.items()
+            if getattr(self, ours) % num_ranks
+        ]
+        if bad:
+            raise ValueError("; ".join(bad))
+        return dataclasses.replace(self, vocab=self.vocab_shard(num_ranks), **{name: getattr(self, name) // num_ranks for name in divided})
 
     def expected_experts(self, rows: int) -> float:
         """Distinct experts that `rows` rows take in a layer if each takes any top_k, equally likely and independently; 0 for dense layers."""

@@ -10,6 +10,7 @@ from sgl_lowlatency.kernels import abi  # first: raises with what to do when the
 from sgl_lowlatency import _C
 
 FAULT_BYTES = -(-_C.abi.kFaultRecordBytes // 64) * 64  # of a FaultRecord and what keeps the next words out of its line
+GROUP_BYTES: int = _C.abi.kPeerGroupBytes  # of the PeerGroup that a record may name
 COUNTER_BYTES = (abi.MAX_ROWS + 1) * 8  # of the executed counters, by rows
 
 

@@ -12,8 +12,9 @@ from sgl_lowlatency import _C
 
 MAX_RANKS: int = _C.abi.kMaxRanks
 RENDEZVOUS_BYTES: int = _C.abi.kRendezvousBytes
+PARITIES: int = _C.abi.kParities  # copies of the tiles' buffer that epilogue_multicast takes in turn
 
-# symmetric_layout(num_ranks, max_rows, hidden) -> SymmetricLayout with byte offsets and total_bytes
+# symmetric_layout(num_ranks, max_rows, hidden, copies=PARITIES) -> SymmetricLayout with byte offsets and total_bytes
 symmetric_layout = _C.symmetric_layout
 
 # pack_rendezvous(address, total_bytes, terms, rank, num_ranks) -> the bytes of abi::Rendezvous; terms: a SHA-256
@@ -76,15 +77,15 @@ def copy_from_device(address: int, num_bytes: int) -> bytes:
     return _C.copy_from_device(address, num_bytes)
 
 
-def virtual_workspaces(num_ranks: int, max_rows: int, hidden: int, device: torch.device) -> MappedWorkspaces:
-    """Workspaces of `num_ranks` virtual ranks in one device's memory. Raises ValueError for sizes out of range."""
+def virtual_workspaces(num_ranks: int, max_rows: int, hidden: int, device: torch.device, copies: int = PARITIES) -> MappedWorkspaces:
+    """Workspaces of `num_ranks` virtual ranks in one device's memory. copies: of the tiles' buffer. Raises ValueError for sizes out of range."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"num_ranks {num_ranks} is outside 1..{MAX_RANKS}")
     if not 1 <= max_rows <= _C.abi.kMaxPushedRows:
         raise ValueError(f"max_rows {max_rows} is outside 1..{_C.abi.kMaxPushedRows}")
     if hidden % abi.TILE_ROWS or not 0 < hidden <= _C.abi.kMaxReducedHidden:
         raise ValueError(f"hidden {hidden} is not a multiple of {abi.TILE_ROWS} up to {_C.abi.kMaxReducedHidden}")
-    layout = symmetric_layout(num_ranks, max_rows, hidden)
+    layout = symmetric_layout(num_ranks, max_rows, hidden, copies)
     memory = torch.empty(num_ranks, layout.total_bytes + 128, dtype=torch.uint8, device=device)
     views = []
     for row in memory:

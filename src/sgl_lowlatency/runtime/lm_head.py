@@ -15,17 +15,18 @@ import torch
 class ComputedLogits:
     """Stands for the model's LM head in one call of the processor, and for that head's quant_method.
 
-    hidden: [rows, hidden] bf16, what the processor is called with. logits: [rows, vocab] fp32, of exactly these rows.
+    hidden: [rows, hidden] bf16, what the processor is called with. logits: [rows, vocab] fp32, of exactly these rows; of several ranks [rows, shard],
+    which the processor gathers as bf16, as it does its own product: what they are rounded to.
     """
 
-    def __init__(self, lm_head: Any, hidden: torch.Tensor, logits: torch.Tensor):
+    def __init__(self, lm_head: Any, hidden: torch.Tensor, logits: torch.Tensor, is_shard: bool = False):
         self.weight, self.quant_method = lm_head.weight, self
-        self._hidden, self._logits = hidden, logits
+        self._hidden, self._logits, self._is_shard = hidden, logits, is_shard
 
     def apply(self, layer: Any, hidden: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The step's logits; of other hidden states than the step's, or with a bias, SGLang's product."""
         if hidden is self._hidden and bias is None:
-            return self._logits
+            return self._logits.to(hidden.dtype) if self._is_shard else self._logits
         return torch.nn.functional.linear(hidden.to(self.weight.dtype), self.weight, bias)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,9 @@ class NvidiaStep:
 
     head_reasons: why the LM head is the logits processor's; it is the kernel's where step.weights have one.
     tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a verify step has a request, and then
-    it serves verify steps alone. widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
+    it serves verify steps alone. exchange: of several ranks that share the model, of which geometry, step and plans are one's: sends JSON values to all
+    and returns theirs, in rank order; None: there is one. Every rank must decide alike: what plan() looks at is the scheduler's, which is the same on all.
+    widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
     SGLang's forward thread.
     """
 
@@ -50,6 +53,7 @@ class NvidiaStep:
         device_name: str,
         tokens_per_request: int = 1,
         head_reasons: Sequence[str] = (),
+        exchange: Callable[[Mapping[str, Any]], list[dict]] | None = None,
     ):
         self._head_reasons = tuple(head_reasons)
         self.widths = tuple(sorted(plans))
@@ -60,7 +64,9 @@ class NvidiaStep:
         self._replaced = [("model." + name if name else "model", module) for name, module in model.model.named_modules()]
         self._kv: sglang_state.KvState | None = None
         self._checked: set[int] = set()
-        self._self_check = SelfCheck(model, geometry, step.weights, tolerances) if config.get().self_check else None
+        self._exchange = exchange
+        checked = geometry if step.group is None else dataclasses.replace(geometry, vocab=step.group.num_tokens)  # ids are of the whole vocabulary
+        self._self_check = SelfCheck(model, checked, step.weights, tolerances) if config.get().self_check else None
         if self._self_check is None:
             logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: decode_step serves without being compared to SGLang's forward")
         self.coverage = Coverage(step.executed, DECODE if tokens_per_request == 1 else VERIFY)
@@ -72,8 +78,10 @@ class NvidiaStep:
         g, widest = self._geometry, self._plans[self.widths[-1]]
         verify = "" if self._tokens_per_request == 1 else f" (verify, {self._tokens_per_request} tokens a request)"
         head = "LM head inside" if self._step.weights.lm_head is not None else f"LM head SGLang's ({'; '.join(self._head_reasons)})"
+        group = self._step.group
+        ranks = "" if group is None else f", rank {group.rank} of {group.workspaces.layout.num_ranks}"
         return (
-            f"decode_step{verify} for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
+            f"decode_step{verify}{ranks} for {g.num_layers} layers, hidden {g.hidden}, {g.num_q_heads}/{g.num_kv_heads} heads of "
             f"{g.head_dim}, {g.mlp_words}; {head}; {self._step.extra_bytes / 2**20:.1f} MiB beside the model; "
             f"{widest.grid} blocks on {self._device_name}; "
             f"plan {widest.hash[:12]}"
@@ -139,7 +147,7 @@ class NvidiaStep:
         lm_head, logits = self._model.lm_head, None
         if computes_logits(self._model, self._step.weights.lm_head):
             logits = logits_for(forward_batch, rows, self._geometry.vocab, hidden.device)
-            lm_head = ComputedLogits(lm_head, hidden, logits)
+            lm_head = ComputedLogits(lm_head, hidden, logits, is_shard=self._step.group is not None)
         if is_poisoned:
             for output in (hidden, aux, logits):
                 if output is not None:
@@ -161,6 +169,13 @@ class NvidiaStep:
         )
         return self._model.logits_processor(input_ids, hidden, lm_head, forward_batch, aux)
 
+    def _verdicts(self, failed: str | None) -> list[str]:
+        """What failed the self-check, of every rank: they refuse together. Raises what `exchange` does, naming a rank that does not come."""
+        if self._exchange is None:
+            return [] if failed is None else [failed]
+        verdicts = self._exchange({"failed": failed})
+        return [f"rank {rank}: {one['failed']}" for rank, one in enumerate(verdicts) if one["failed"] is not None]
+
     def _capture(self, layers: tuple[int, ...]) -> None:
         self._step.capture(layers)
         if layers:
@@ -179,6 +194,7 @@ class NvidiaStep:
             with self.coverage.uncounted(rows):
                 report = self._self_check.run(original, functools.partial(self._run, is_poisoned=True), forward_batch, self._kv)
             logger.info("decode_step self-check: %s", report)
-            if report.misses:
-                raise RuntimeError(f"decode_step self-check failed, the server is refused: {report}")
+            failed = self._verdicts(f"{report}" if report.misses else None)
+            if failed:
+                raise RuntimeError(f"decode_step self-check failed, the server is refused: {'; '.join(failed)}")
         self._checked.add(rows)

@@ -4,7 +4,8 @@ Used of SGLang 0.5.23: `ForwardView.kv_pool.pool` (`get_kv_buffer`, `page_size`,
 backend of `forward_context.get_attn_backend()` (`init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
 `req_to_token_pool.req_to_token`); the ForwardBatch fields that `check_batch` names and the verify input's that `_chain` does;
 the model's `capture_aux_hidden_states` and `model.layers_to_capture`; `layer_boundary.residual.batch` (`snapshot`, `set_written`);
-`capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics` and `get_flags().moe.in_speculative_scope`.
+`capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics`, `get_flags().moe.in_speculative_scope` and `get_parallel().tp_group`
+(`rank_in_group`, `world_size`, `cpu_group`).
 """
 
 from __future__ import annotations
@@ -205,6 +206,23 @@ def metrics_enabled() -> bool:
     from sglang.srt.runtime_context import get_observability
 
     return bool(get_observability().enable_metrics)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorParallel:
+    """This process's place among the ranks that share the model. group: a process group of theirs on the CPU (gloo), None of one rank."""
+
+    rank: int
+    num_ranks: int
+    group: Any
+
+
+def tensor_parallel() -> TensorParallel:
+    """Of the server, once its groups are there."""
+    from sglang.srt.runtime_context import get_parallel
+
+    group = get_parallel().tp_group
+    return TensorParallel(group.rank_in_group, group.world_size, group.cpu_group if group.world_size > 1 else None)
 
 
 def building_draft_model() -> bool:

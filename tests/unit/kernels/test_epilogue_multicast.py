@@ -1,6 +1,7 @@
 """What the front of epilogue_multicast refuses, how it fits shared memory, and faults in words. Values: tests/emulation."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -96,9 +97,16 @@ class Record:
 def test_faults_say_who_waited_for_whom():
     kinds = _C.abi.kFaultKinds
     where = "epilogue_multicast stopped: rank 1, SM 5, block 6"
-    assert describe_fault(Record(kinds["peer_tile"], waited_ns=1_500_000_000)) == f"{where} waited 1.50 s for rank 3's part of tile 17 of layer 9"
+    words = functools.partial(describe_fault, kernel="epilogue_multicast")
+    assert words(Record(kinds["peer_tile"], waited_ns=1_500_000_000)) == f"{where} waited 1.50 s for rank 3's part of tile 17 of layer 9"
     word = 1 << 63 | 2 << 56 | 7 << 48 | 11 << 32 | 123456
     reason = "rank 2 gave up waiting for rank 7's part of tile 123456 of layer 11"
-    assert _C.abort_reason(word) == (2, 7, 11, 123456)
-    assert describe_fault(Record(kinds["peer_abort"], waited_ns=word)) == f"{where}: {reason}, while it waited for rank 3's part of tile 17 of layer 9"
-    assert describe_fault(Record(kinds["peer_abort"], edge=-1, waited_ns=word)) == f"{where}: {reason}"
+    assert _C.abort_reason(word) == (2, 7, 11, 123456, _C.abi.kPeerTiles)
+    assert words(Record(kinds["peer_abort"], waited_ns=word)) == f"{where}: {reason}, while it waited for rank 3's part of tile 17 of layer 9"
+    assert words(Record(kinds["peer_abort"], edge=-1, waited_ns=word)) == f"{where}: {reason}"
+
+
+def test_a_ring_that_stalls_is_epilogue_multicasts():
+    record = Record(_C.abi.kFaultKinds["ring_full"], waited_ns=2_000_000_000)
+    expected = "epilogue_multicast stopped: rank 1, SM 5, block 6, layer 9 waited 2.00 s for weights to arrive in ring stage 3"
+    assert describe_fault(record, "epilogue_multicast") == expected

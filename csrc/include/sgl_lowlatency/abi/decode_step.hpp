@@ -172,13 +172,14 @@ struct FaultRecord {
   int32_t edge;        // EdgeIdx; the ring stage; the operation for kFaultPartial; the row for kFaultBad* (of what a request has, its first row);
                        // the request for kFaultCandidate; the rank that was waited for, for kFaultPeer*; -1: none
   uint32_t expected;   // the word's index in its buffer; the awaited phase parity; the value's exclusive limit for kFaultBad*; blocks of a rank for
-                       // kFaultCandidate; the tile for kFaultPeer*
+                       // kFaultCandidate; phased_tile for kFaultPeer*
   uint32_t seen;       // the word; the other parity; its low 32 bits; for kFaultCandidate rank * blocks of a rank + block, of the one that is missed;
                        // the rank that gave up for kFaultPeer*
   uint32_t host_ack;   // the host sets 1 when it has read the record; the kernel then traps
   uint64_t waited_ns;  // for kFaultBad* the value itself, int64; for kFaultPeerAbort the abort word
+  uint64_t group;      // address of a PeerGroup, or 0: this launch has no other ranks. Set by the host before the first launch
 };
-static_assert(sizeof(FaultRecord) == 48 && offsetof(FaultRecord, waited_ns) == 40, "read by the host while the kernel runs");
+static_assert(sizeof(FaultRecord) == 56 && offsetof(FaultRecord, waited_ns) == 40, "read by the host while the kernel runs");
 
 // State in device memory that outlives a launch, zero before the first one. Launches that share one run in turn.
 struct SyncState {

@@ -39,11 +39,11 @@ enum class Planted : int32_t {
   kUnroundedBias = 31,     // draft: the bias keeps fp32
   kKeptLatents = 32,       // draft: every step has the latents of the anchor
   kEarlyLatents = 33,      // draft: no barrier between a step's tokens and the next step
-  kMissingPeerRelease = 34,  // tiles are pushed to other ranks without the fence before them
-  kMissingPeerAcquire = 35,  // pushed words are read without the fence behind them
+  kMissingPeerRelease = 34,  // tiles are pushed to other ranks without the fence before a launch's first ones
+  kMissingPeerAcquire = 35,  // pushed words are read without the fence behind a launch's last ones
   kPeerGpuScope = 36,        // both of these fences have gpu scope
   kFirstWordIsFlag = 37,     // the first word of a vector that is there stands for the other three: a flag before its data
-  kTwoParities = 38,         // a parity is used again one launch early
+  kTwoParities = 38,         // a parity is used again one launch early; decode_step: two layers early
   kLostTile = 39,            // rank 0's tile 0 never reaches the last rank
   kNoAwaitOfPrevious = 40,   // push_tiles does not wait for the launch in front of it
 };

@@ -41,9 +41,12 @@ SGL_DEVICE void clear_generation(const DecodeStepParams& p, const Shared& s, int
 }
 
 // Entry: all consumer threads, once a layer; a consumer barrier lies between the block's clears and this.
-// Acquire and release, gpu scope: pairs with the same fence of the other blocks, through the words they hand over.
+// Acquire and release, gpu scope: pairs with the same fence of the other blocks, through the words they hand over. kIsParallel: system scope, and
+// with that of the blocks of other ranks too, through the words that they push (stages/peer_sums.hpp).
+template <bool kIsParallel>
 SGL_DEVICE void order_generations() {
-  if (!dialect::planted(dialect::Planted::kMissingFence)) dialect::fence_acq_rel_gpu();
+  if (dialect::planted(dialect::Planted::kMissingFence)) return;
+  kIsParallel && !dialect::planted(dialect::Planted::kPeerGpuScope) ? dialect::fence_acq_rel_system() : dialect::fence_acq_rel_gpu();
 }
 
 // What the next launch finds. Entry: one thread, after every block is done.

@@ -35,17 +35,15 @@ SGL_DEVICE void order_reads() {
   dialect::planted(dialect::Planted::kPeerGpuScope) ? dialect::fence_acq_rel_gpu() : dialect::fence_acq_rel_system();
 }
 
-// Columns m, m + 1 of a row of this rank's partial tile, to every rank; to the next one first, so that not all store to one at a time.
-// Relaxed, system scope: pairs with await_pushed. multicast: what stores to all workspaces at once, or null.
-SGL_DEVICE void push_pair(const sync::Peers& peers, char* multicast, int32_t parity, int32_t tile, int32_t row, int32_t m, const float (&y)[2]) {
-  uint32_t words[2];
+// Words `first` and following of a row of this rank's part of a tile, to every rank; to the next one first, so that not all store to one at a time.
+// Relaxed, system scope: pairs with await_pushed and await_embedding.
+template <int32_t kCount>
+SGL_DEVICE void push_words(const sync::Peers& peers, int32_t parity, int32_t tile, int32_t row, int32_t first, uint32_t (&words)[kCount]) {
 SGL_UNROLL
-  for (int32_t i = 0; i < 2; ++i) {
-    words[i] = dialect::float_to_bits(y[i]);
+  for (int32_t i = 0; i < kCount; ++i) {
     if (words[i] == abi::kUnwritten) words[i] = abi::kUnwritten >> 1;  // another NaN: its reader would wait for ever
   }
-  const int32_t word = abi::tile_word(peers.at, peers.rank, tile) + row * abi::kTileRows + m;
-  if (multicast != nullptr) return dialect::store_words_multicast(parity_words(peers.at, multicast, parity) + word, words);
+  const int32_t word = abi::tile_word(peers.at, peers.rank, tile) + row * abi::kTileRows + first;
   for (int32_t i = 1; i <= peers.at.num_ranks; ++i) {
     const int32_t to = peers.rank + i < peers.at.num_ranks ? peers.rank + i : peers.rank + i - peers.at.num_ranks;
     if (dialect::planted(dialect::Planted::kLostTile) && peers.rank == 0 && tile == 0 && to == peers.at.num_ranks - 1) continue;
@@ -53,18 +51,29 @@ SGL_UNROLL
   }
 }
 
-// Sums of columns m .. m + 3 of a row of tile `tile`: of all ranks, in rank order, once all of their words are there. kRanks: at least num_ranks.
-template <int32_t kRanks>
-SGL_DEVICE void await_pushed(sync::FaultSink sink, const sync::Peers& peers, int32_t layer, int32_t parity, int32_t tile, int32_t row, int32_t m,
-                             float (&sums)[4]) {
+// Columns m, m + 1 of a row of this rank's partial tile, to every rank. multicast: what stores to all workspaces at once, or null.
+SGL_DEVICE void push_pair(const sync::Peers& peers, char* multicast, int32_t parity, int32_t tile, int32_t row, int32_t m, const float (&y)[2]) {
+  uint32_t words[2] = {dialect::float_to_bits(y[0]), dialect::float_to_bits(y[1])};
+  if (multicast == nullptr) return push_words(peers, parity, tile, row, m, words);
+SGL_UNROLL
+  for (int32_t i = 0; i < 2; ++i) words[i] = words[i] == abi::kUnwritten ? abi::kUnwritten >> 1 : words[i];
+  const int32_t word = abi::tile_word(peers.at, peers.rank, tile) + row * abi::kTileRows + m;
+  dialect::store_words_multicast(parity_words(peers.at, multicast, parity) + word, words);
+}
+
+// Sums of columns m .. m + kColumns - 1 of a row of tile `tile`: of all ranks, in rank order, once all of their words are there. kRanks: at least
+// num_ranks. layer, phase: for the record.
+template <int32_t kRanks, int32_t kColumns>
+SGL_DEVICE void await_pushed(sync::FaultSink sink, const sync::Peers& peers, abi::PeerPhase phase, int32_t layer, int32_t parity, int32_t tile,
+                             int32_t row, int32_t m, float (&sums)[kColumns]) {
   const uint32_t* const words = parity_words(peers.at, peers.workspaces[peers.rank], parity) + row * abi::kTileRows + m;
   const int32_t num_ranks = peers.at.num_ranks;
-  const auto is_there = [](const uint32_t (&w)[4]) {
+  const auto is_there = [](const uint32_t (&w)[kColumns]) {
     return dialect::planted(dialect::Planted::kFirstWordIsFlag) ? w[0] != abi::kUnwritten : sync::is_written(w);
   };
-  uint32_t w[kRanks][4];
+  uint32_t w[kRanks][kColumns];
 SGL_UNROLL
-  for (int32_t r = 0; r < kRanks; ++r) w[r][0] = w[r][1] = w[r][2] = w[r][3] = abi::kUnwritten;
+  for (int32_t i = 0; i < kRanks * kColumns; ++i) w[i / kColumns][i % kColumns] = abi::kUnwritten;
   sync::wait_for_peers(
       sink, peers,
       [&] {
@@ -83,10 +92,10 @@ SGL_UNROLL
         for (int32_t r = kRanks - 1; r >= 0; --r) {
           if (r < num_ranks && !is_there(w[r])) missing = r;
         }
-        return abi::AbortReason{peers.rank, missing, layer, tile};
+        return abi::AbortReason{peers.rank, missing, layer, tile, phase};
       });
 SGL_UNROLL
-  for (int32_t i = 0; i < 4; ++i) {
+  for (int32_t i = 0; i < kColumns; ++i) {
     sums[i] = dialect::bits_to_float(w[0][i]);
 SGL_UNROLL
     for (int32_t r = 1; r < kRanks; ++r) sums[i] = r < num_ranks ? sums[i] + dialect::bits_to_float(w[r][i]) : sums[i];

@@ -104,9 +104,9 @@ SGL_DEVICE void sync_consumers() { dialect::sync_named(kConsumerBarrier, kConsum
 
 // Reads and checks one row's inputs, and with its first row a request's. Entry: one thread a row, before the block's first barrier.
 // A value outside its range ends the launch with a record (row, limit, value): it would read or write foreign memory.
-// A request shorter than the new tokens it should count has none, as graphs pad steps: nothing is written for it.
+// A request shorter than the new tokens it should count has none, as graphs pad steps: nothing is written for it. num_tokens: ids of the vocabulary.
 template <bool kIsVerify>
-SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row) {
+SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row, int32_t num_tokens) {
   const sync::FaultSink sink = fault_sink(p);
   // The record's value is loaded once more: kept in registers for it, the values spilled.
   const auto checked = [&](const int64_t* at, int64_t limit, abi::FaultKind kind) {
@@ -118,7 +118,7 @@ SGL_DEVICE void load_row(const DecodeStepParams& p, const Shared& s, int32_t row
     return static_cast<int32_t>(value);
   };
   const abi::Geometry& g = p.geometry;
-  s.rows()->row[row].token = checked(p.input_ids + row, g.vocab, abi::kFaultBadTokenId);
+  s.rows()->row[row].token = checked(p.input_ids + row, num_tokens, abi::kFaultBadTokenId);
   s.rows()->row[row].position = checked(p.positions + row, g.max_position, abi::kFaultBadPosition);
   s.rows()->row[row].slot = checked(p.out_cache_loc + row, g.num_kv_slots, abi::kFaultBadSlot);
   const int32_t num_new = rows_per_request<kIsVerify>(p), request = request_of<kIsVerify>(p, row), uncounted = num_new - p.counted_tokens;

@@ -1,5 +1,6 @@
 // What a kernel does when it cannot go on: one record for the host, then the end of the launch.
 #pragma once
+#include "sgl_lowlatency/abi/symmetric_workspace.hpp"
 #include "sgl_lowlatency/dialect/dialect.hpp"
 
 namespace sgl_lowlatency::sync {
@@ -45,10 +46,19 @@ SGL_DEVICE void write_record(abi::FaultRecord* r, int32_t rank, abi::FaultKind k
   dialect::trap();
 }
 
-// Both. Does not return.
+// Raises the abort word of every rank of the record's group, of which this one gave up by itself. Relaxed, system scope: pairs with load_abort.
+SGL_DEVICE void tell_group(const abi::FaultRecord* r, int32_t layer) {
+  const auto* const group = reinterpret_cast<const abi::PeerGroup*>(r->group);
+  if (group == nullptr) return;
+  const uint64_t word = abi::abort_word({group->rank, group->rank, layer < 0 ? 0 : layer, 0, abi::kPeerNothing});
+  for (int32_t rank = 0; rank < group->num_ranks; ++rank) dialect::store_relaxed_system(group->abort[rank], word);
+}
+
+// A record, word to the group, and the end. Does not return.
 [[noreturn]] SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge,
                                               uint32_t expected, uint32_t seen, uint64_t waited_ns) {
   write_record(r, rank, kind, layer, edge, expected, seen, waited_ns);
+  tell_group(r, layer);
   trap_when_read(r);
 }
 

@@ -12,6 +12,7 @@
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
 //           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request). kExpertWords: 0
 //           for dense layers; else every layer's MLP half is a router and up to 32 kExpertWords experts (DESIGN-moe.md).
+//           kIsParallel: the step is a rank's share of a tensor-parallel group's (DESIGN-tp.md).
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
@@ -22,24 +23,28 @@
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
 //           a SyncState and a workspace.
 #pragma once
+#include <type_traits>
+
 #include "sgl_lowlatency/stages/attention_phase.hpp"
 #include "sgl_lowlatency/stages/gemm.hpp"
 #include "sgl_lowlatency/stages/lm_head.hpp"
 #include "sgl_lowlatency/stages/moe_experts.hpp"
 #include "sgl_lowlatency/stages/operand.hpp"
+#include "sgl_lowlatency/stages/peer_sums.hpp"
 
 namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords, bool kIsParallel>
 struct DecodeStep {
-  const DecodeStepParams& p;
+  using Params = std::conditional_t<kIsParallel, abi::ParallelStepParams, DecodeStepParams>;
+  const Params& p;
   const Shared& s;
   RingCursor cursor;
   PartialCursor partial;
 
-  SGL_DEVICE DecodeStep(const DecodeStepParams& params, const Shared& shared) : p(params), s(shared) {}
+  SGL_DEVICE DecodeStep(const Params& params, const Shared& shared) : p(params), s(shared) {}
 
   // What differs between the operations of layer `layer` (see run_tiles). kPanelBytes: of a weight of the operation, whose order the panel has.
   template <int32_t kPanelBytes = kElementBytes>
@@ -57,6 +62,7 @@ struct DecodeStep {
         const bf16* const bias = layer_tables(step.s, layer).weights.qkv_bias;
         return {0, bias == nullptr ? 0u : dialect::load_constant(reinterpret_cast<const uint32_t*>(bias + tile * abi::kTileRows + m))};
       }
+      if constexpr (kIsParallel) return {};  // take_sums loads them
       uint32_t word[1];
       dialect::load_words(word, stream_words(step.p, step.s, input_stream(step.p, layer, op), step.p.stream.x).buffer + stream_word(tile, m, n));
       // Scaled by the norm behind the last layer, the stream is the LM head's operand.
@@ -73,7 +79,7 @@ struct DecodeStep {
     // Entry: all lanes of a warp that has a finisher.
     template <class Op>
     SGL_DEVICE void finish(Op op, const TilePair& pair, bool is_finisher, const Early& early) const {
-      const DecodeStepParams& p = step.p;
+      const Params& p = step.p;
       const Shared& s = step.s;
       const int64_t row = pair.n;
       if (op == abi::kOpQkv) {
@@ -104,6 +110,8 @@ SGL_UNROLL
         uint32_t words[1] = {pack_bf16(out[0], out[1])};
         const int32_t neuron = pair.tile * (abi::kTileRows / 2) + pair.m;
         sync::publish(handover_buffer(p, s, layer, p.at.activation) + (row * p.geometry.intermediate + neuron) / 2, words);
+      } else if constexpr (kIsParallel) {
+        if (is_finisher) push_pair(peers_of(p), nullptr, peer_copy(s, layer, op == abi::kOpDown), pair.tile, pair.n, pair.m, pair.y);
       } else {
         uint32_t word[1] = {early.word};
         if (is_finisher && !sync::is_written(word)) {
@@ -121,20 +129,26 @@ SGL_UNROLL
     }
     template <class Op>
     SGL_DEVICE void behind(Op op, int32_t index) const {
-      if (op == abi::kOpGateUp && index == 0) begin_upkeep<kElementBytes>(step.p, step.s, layer);
-      if (op == abi::kOpGateUp && index == 1) finish_upkeep(step.p, step.s, layer);
+      if (op == abi::kOpGateUp && index == 0) step.begin_layer_upkeep(layer);
+      if (op == abi::kOpGateUp && index == 1) finish_upkeep<kIsParallel>(step.p, step.s, layer);
     }
   };
+
+  // Entry: as begin_upkeep.
+  SGL_DEVICE void begin_layer_upkeep(int32_t layer) const {
+    begin_upkeep<kElementBytes>(p, s, layer);
+    if constexpr (kIsParallel) clear_pushed_words(p, s, layer);
+  }
 
   // Entry: all consumer threads.
   template <class Op>
   SGL_DEVICE void run_op(int32_t layer, Op op) {
     const int32_t num_tiles = s.rows()->tiles[op].count;
-    if (op == abi::kOpGateUp && num_tiles == 0) begin_upkeep<kElementBytes>(p, s, layer);
+    if (op == abi::kOpGateUp && num_tiles == 0) begin_layer_upkeep(layer);
     // FP8 tiles are short, and their finishing counts. Behind qkv, attention keeps the new tokens' k and v of verify in half of scratch.
     const bool is_in_order = kElementBytes == 2 || (kIsVerify && op == abi::kOpQkv);
     if (num_tiles > 0) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, is_in_order, s.rows()->tiles[op], cursor, partial, Ops<>{*this, layer});
-    if (op == abi::kOpGateUp && num_tiles < 2) finish_upkeep(p, s, layer);
+    if (op == abi::kOpGateUp && num_tiles < 2) finish_upkeep<kIsParallel>(p, s, layer);
   }
 
   // What a layer executes of code has to stay in the instruction cache (DESIGN.md). So out_proj and down, which both add to the stream, are one piece
@@ -145,7 +159,9 @@ SGL_UNROLL
 SGL_NO_UNROLL
     for (int32_t is_down = 0; is_down < 2; ++is_down) {
       if (is_down) run_op(layer, StaticOp<abi::kOpGateUp>{});
-      run_op(layer, is_down ? static_cast<int32_t>(abi::kOpDown) : static_cast<int32_t>(abi::kOpOutProj));
+      const int32_t op = is_down ? static_cast<int32_t>(abi::kOpDown) : static_cast<int32_t>(abi::kOpOutProj);
+      run_op(layer, op);
+      if constexpr (kIsParallel) take_sums(p, s, layer, op);
     }
   }
 
@@ -163,22 +179,30 @@ SGL_NO_UNROLL
       if (op == abi::kOpOutProj) run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
       const abi::TileRange& own = s.rows()->tiles[op];
       if (own.count > 0 || op == abi::kOpRouter) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, true, own, cursor, partial, ops);
+      if constexpr (kIsParallel) {
+        if (op == abi::kOpOutProj) take_sums(p, s, layer, op);
+      }
     }
     if constexpr (!kIsBf16) {
       run_bf16_router<kNTiles>(p, s, layer, cursor, partial, Ops<2>{*this, layer});
       load_operand<1>(p, s, layer, StaticOp<abi::kOpGateUp>{}, 0, p.ops[abi::kOpGateUp].k_extent);
     }
     route_rows<kExpertWords>(p, s, layer);
-    begin_upkeep<kElementBytes>(p, s, layer);
-    finish_upkeep(p, s, layer);
+    begin_layer_upkeep(layer);
+    finish_upkeep<kIsParallel>(p, s, layer);
     run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, cursor, partial);
     run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
+    if constexpr (kIsParallel) take_sums(p, s, layer, abi::kOpDown);
   }
 
   // The last block out closes the launch: generations move on, the step is counted. Every block read the state before its ticket,
   // so none can see the next launch's, which the end of this one makes visible to it.
   // Entry: all consumer threads.
   SGL_DEVICE void close_launch() const {
+    if constexpr (kIsParallel) {
+      // What was taken of other ranks since the last layer's fence is in front of the next launch.
+      if (!dialect::planted(dialect::Planted::kMissingPeerAcquire)) order_generations<true>();
+    }
     sync_consumers();
     if (dialect::thread_idx() != 0) return;
     abi::SyncState* sync = p.sync;
@@ -187,6 +211,7 @@ SGL_NO_UNROLL
     if (dialect::fetch_add_acq_rel_gpu(sync->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
     dialect::store_plain(sync->exit_ticket, 0u);
     close_generations(p, s);
+    if constexpr (kIsParallel) dialect::store_plain(peers_of(p).state()->used_rows, p.rows);
     const uint64_t executed = dialect::load_plain(sync->executed + p.rows) + 1;
     dialect::store_plain(sync->executed + p.rows, executed);
     dialect::store_relaxed_system(p.executed_mirror + p.rows, executed);  // pairs with nothing: the host reads a figure
@@ -194,9 +219,18 @@ SGL_NO_UNROLL
 
   // Entry: all consumer threads, after the block's first barrier.
   SGL_DEVICE void run() {
-    publish_embedding(p, s, layer_tables(s, 0).weights);
+    if constexpr (kIsParallel) {
+      exchange_embedding(p, s, layer_tables(s, 0).weights);
+      clear_pushed_words(p, s, -1);
+    } else {
+      publish_embedding(p, s, layer_tables(s, 0).weights);
+    }
     clear_generation(p, s, -1);
     sync_consumers();  // the items are kept
+    if constexpr (kIsParallel) {
+      // What is pushed from here on carries this launch's first clears, and the last ones of the launch before.
+      if (!dialect::planted(dialect::Planted::kMissingPeerRelease)) order_generations<true>();
+    }
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       if constexpr (kExpertWords > 0) {
         run_moe_layer(layer);
@@ -215,11 +249,21 @@ SGL_NO_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords = 0>
-SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
+// Params: DecodeStepParams, or ParallelStepParams of a rank.
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords = 0, class Params = DecodeStepParams>
+SGL_DEVICE void decode_step_body(const Params& p) {
+  constexpr bool kIsParallel = !std::is_same_v<Params, DecodeStepParams>;
   const Shared s{p.shared};
   const int32_t thread = dialect::thread_idx();
-  if (thread < p.rows) load_row<kIsVerify>(p, s, thread);
+  if constexpr (kIsParallel) {
+    if (thread < p.rows) load_row<kIsVerify>(p, s, thread, p.num_tokens);
+    if (thread == kConsumerThreads + 31) {  // a launch behind one that ranks were stopped in ends at once
+      const uint64_t word = sync::load_abort(peers_of(p));
+      if (word != 0) sync::raise_aborted(fault_sink(p), peers_of(p), word, {p.rank, -1, 0, 0, abi::kPeerNothing});
+    }
+  } else {
+    if (thread < p.rows) load_row<kIsVerify>(p, s, thread, p.geometry.vocab);
+  }
   if (thread == kConsumerThreads) {
     for (int32_t i = 0; i < p.num_stages; ++i) {
       dialect::mbarrier_init(s.full(i), abi::kNumProducerWarps);
@@ -246,7 +290,7 @@ SGL_DEVICE void decode_step_body(const DecodeStepParams& p) {
       produce_weights<kElementBytes>(p, s, thread % 32);
     }
   } else {
-    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify, kExpertWords>(p, s).run();
+    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify, kExpertWords, kIsParallel>(p, s).run();
   }
 }
 

@@ -144,7 +144,7 @@ SGL_DEVICE void reduce_tiles_body(const abi::EpilogueMulticastParams& p) {
     parity = parity_of(launch);
     if (thread == 0) {
       const uint64_t word = sync::load_abort(peers);
-      if (word != 0) sync::raise_aborted(sink, peers, word, {peers.rank, -1, p.layer, 0});
+      if (word != 0) sync::raise_aborted(sink, peers, word, {peers.rank, -1, p.layer, 0, abi::kPeerTiles});
     }
     clear_pushed(peers, parity_before(launch), row, rows, thread, num_threads);
   }
@@ -158,7 +158,7 @@ SGL_UNROLL
     if (column >= p.at.hidden) continue;
     float residual[4];
     unpack_bf16x4(dialect::load_plain(reinterpret_cast<const uint64_t*>(tensors.residual + static_cast<int64_t>(row) * p.at.hidden + column)), residual);
-    await_pushed<kRanks>(sink, peers, p.layer, parity, column / abi::kTileRows, row, column % abi::kTileRows, x[v]);
+    await_pushed<kRanks>(sink, peers, abi::kPeerTiles, p.layer, parity, column / abi::kTileRows, row, column % abi::kTileRows, x[v]);
 SGL_UNROLL
     for (int32_t i = 0; i < 4; ++i) {
       x[v][i] += residual[i];

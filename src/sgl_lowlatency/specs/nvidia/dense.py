@@ -1,4 +1,4 @@
-"""The specs of the dense families on NVIDIA: every geometry, TP1, bf16 or FP8 weights, decode or verify steps of 1 to MAX_ROWS rows.
+"""The specs of the dense families on NVIDIA: every geometry, TP 1 to 8, bf16 or FP8 weights, decode or verify steps of 1 to MAX_ROWS rows.
 
 What it accepts and why (read from sglang 0.5.23):
 - attention_backend: the kernel reads req_to_token and the K and V arrays of MHATokenToKVPool itself. Every backend below
@@ -8,6 +8,7 @@ What it accepts and why (read from sglang 0.5.23):
 - kv_cache_dtype: "auto" is the model's dtype, bf16, unless a quantized checkpoint says otherwise (refused).
 - LM head: the kernel's, with logits rounded as SGLang's bf16 product is, unless guard/lm_head.py says why not.
 - quantization: FP8 weights as SGLang keeps them on Hopper (guard/quantization.py, guard/linear.py); activations stay bf16.
+- tp_sizes: plain tensor parallelism of one host (guard/parallel.py); the ranks add their sums inside the kernel.
 - features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which. Not RAGGED_VERIFY, DSPARK's verify under
   another SGLANG_RAGGED_VERIFY_MODE than static: every request of a verify step has as many draft tokens. Nothing else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE)
   and applies no LoRA; steps it does not cover run SGLang's forward, but KV that arrives or leaves beside a step
@@ -37,6 +38,7 @@ from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
 from sgl_lowlatency.guard.lm_head import lm_head_reasons
 from sgl_lowlatency.guard.model import model_disable_reasons
+from sgl_lowlatency.guard.parallel import TP_SIZES
 from sgl_lowlatency.guard.quantization import isa_reasons
 from sgl_lowlatency.guard.speculation import speculation_reasons
 
@@ -84,15 +86,18 @@ def _model_disable_reasons(model: Any, hf_config: Any, *, family: Family) -> lis
 
     if sglang_state.building_draft_model():
         return []  # it keeps SGLang's forward (runtime/draft_step.py)
-    return model_disable_reasons(model, hf_config, family=family)
+    place = sglang_state.tensor_parallel()
+    return model_disable_reasons(model, hf_config, family, place.rank, place.num_ranks)
 
 
 def _build(model: Any, hf_config: Any, context: BuildContext, *, tolerances: Mapping[str, float]) -> BuiltMegakernel:
     from sgl_lowlatency.build.assemble import build_step
     from sgl_lowlatency.runtime import sglang_state
 
-    head_reasons = [] if sglang_state.building_draft_model() else lm_head_reasons(model, hf_config)
-    return build_step(model, hf_config, context, tolerances=tolerances, head_reasons=head_reasons)
+    place = sglang_state.tensor_parallel()
+    is_draft = sglang_state.building_draft_model()
+    head_reasons = [] if is_draft else lm_head_reasons(model, hf_config, place.rank, place.num_ranks)
+    return build_step(model, hf_config, context, tolerances=tolerances, head_reasons=head_reasons, place=place)
 
 
 def family_spec(
@@ -108,7 +113,7 @@ def family_spec(
         name=f"sgl_lowlatency decode_step ({family.name})",
         requires=Requirements(
             isas=isas,
-            tp_sizes=frozenset({1}),
+            tp_sizes=frozenset(TP_SIZES),
             dtypes=frozenset({"bfloat16"}),
             decode_graph_backends=frozenset({"full", "disabled"}),
             server_args={

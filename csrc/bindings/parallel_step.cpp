@@ -1,0 +1,71 @@
+// Tensor-parallel decode_step: a rank's parameters, its launches and their emulation.
+#include "bindings/bindings.hpp"
+
+#include <stdexcept>
+
+#include "emulation/parallel_step.hpp"
+#include "launch/parallel_step.hpp"
+
+namespace sgl_lowlatency {
+namespace {
+
+// The bytes of a PeerGroup, from the addresses of the ranks' workspaces.
+py::bytes pack_peer_group(int32_t rank, const abi::SymmetricLayout& at, const std::vector<uintptr_t>& workspaces) {
+  if (workspaces.size() != static_cast<size_t>(at.num_ranks)) {
+    throw std::invalid_argument(std::to_string(workspaces.size()) + " workspaces are not those of " + std::to_string(at.num_ranks) + " ranks");
+  }
+  abi::PeerGroup group{rank, at.num_ranks, {}};
+  for (size_t i = 0; i < workspaces.size(); ++i) group.abort[i] = reinterpret_cast<uint64_t*>(workspaces[i] + at.abort);
+  return py::bytes(reinterpret_cast<const char*>(&group), sizeof(group));
+}
+
+}  // namespace
+
+void bind_parallel_step(py::module_& m) {
+  py::module_ a = m.attr("abi").cast<py::module_>();
+  a.attr("kPeerCopies") = py::int_(abi::kPeerCopies);
+  a.attr("kMaxParallelRows") = py::int_(abi::kMaxParallelRows);
+  a.attr("kMaxVirtualRanks") = py::int_(abi::kMaxVirtualRanks);
+  a.attr("kPeerGroupBytes") = py::int_(sizeof(abi::PeerGroup));
+  a.attr("kFaultGroupOffset") = py::int_(offsetof(abi::FaultRecord, group));
+  a.attr("kUsedRowsOffset") = py::int_(offsetof(abi::SymmetricState, used_rows));
+#define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int32_t>(abi::name))
+  SGL_CONSTANT(kPeerTiles); SGL_CONSTANT(kPeerEmbedding); SGL_CONSTANT(kPeerOutProj); SGL_CONSTANT(kPeerDown); SGL_CONSTANT(kPeerNothing);
+#undef SGL_CONSTANT
+  using Params = abi::ParallelStepParams;
+  py::class_<Params, abi::DecodeStepParams>(a, "ParallelStepParams")
+      .def(py::init([] { return Params{}; }))
+      .def(py::init([](const Params& other) { return other; }))
+      .def_readwrite("symmetric", &Params::symmetric).def_readwrite("num_tokens", &Params::num_tokens)
+      .def_readwrite("vocab_shard", &Params::vocab_shard)
+      .def("set_workspace", [](Params& p, size_t rank, uintptr_t address) {
+        if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is not below " + std::to_string(abi::kMaxRanks));
+        p.workspaces[rank] = reinterpret_cast<char*>(address);
+      }, py::arg("rank"), py::arg("address"));
+  m.def("pack_peer_group", &pack_peer_group, py::arg("rank"), py::arg("layout"), py::arg("workspaces"), "The bytes of a PeerGroup");
+#ifdef SGL_LOWLATENCY_WITH_CUDA
+  m.def("parallel_step_launch_cuda", &launch::parallel_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("virtual_step_launch_cuda", &launch::virtual_step_cuda, py::arg("ranks"), py::arg("grid"), py::arg("stream"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("parallel_step_max_blocks", &launch::parallel_step_max_blocks, py::arg("params"), py::arg("is_virtual"),
+        "Co-resident blocks of the current device");
+#endif
+  m.def(
+      "parallel_step_emulate",
+      [](const std::vector<std::vector<Params>>& launches, int32_t grid, const std::vector<uint32_t>& slowness, uint64_t seed, int32_t planted,
+         int32_t starvation, const std::vector<RegionTuple>& regions, bool is_shared) {
+        emulation::Options options = emulation_options(seed, planted, starvation, regions);
+        options.is_shared = is_shared;
+        std::vector<emulation::StepStream> streams(launches.size());
+        for (size_t i = 0; i < launches.size(); ++i) streams[i] = {launches[i], grid, i < slowness.size() ? slowness[i] : 1};
+        py::gil_scoped_release release;
+        return emulation::parallel_step(streams, options);
+      },
+      py::arg("launches"), py::arg("grid"), py::arg("slowness") = std::vector<uint32_t>{}, py::arg("seed") = 0, py::arg("planted") = 0,
+      py::arg("starvation") = -1, py::arg("regions") = std::vector<RegionTuple>{}, py::arg("is_shared") = false,
+      "Runs the streams of several emulated GPUs, each a list of launches of `grid` blocks, at the same time. regions as in emulation_launch; "
+      "is_shared: other ranks are other processes");
+}
+
+}  // namespace sgl_lowlatency

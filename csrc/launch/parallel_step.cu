@@ -1,0 +1,110 @@
+// CUDA side of launch/parallel_step.hpp, and its instances: heads of 128, up to 16 rows; of MoE layers up to 128 experts.
+#include "launch/parallel_step.hpp"
+
+#include <cuda_runtime.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/nvidia/decode_step/decode_step_parallel.cuh"
+
+namespace sgl_lowlatency::launch {
+namespace {
+
+using Kernel = void (*)(abi::ParallelStepParams);
+using VirtualKernel = void (*)(abi::VirtualRanks);
+
+void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("decode_step: ") + call + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+}
+
+void require(bool is_met, const std::string& what) {
+  if (!is_met) throw std::invalid_argument("decode_step: " + what + " on CUDA");
+}
+
+void check_instance(const abi::ParallelStepParams& p) {
+  const abi::Geometry& g = p.geometry;
+  require(g.head_dim == 128, "head_dim " + std::to_string(g.head_dim) + " of a tensor-parallel step is not 128");
+  require(g.num_experts <= 32 * abi::kServedExpertWords,
+          "num_experts " + std::to_string(g.num_experts) + " is above " + std::to_string(32 * abi::kServedExpertWords));
+}
+
+template <int32_t kNTiles, bool kIsVerify>
+Kernel select_layers(const abi::ParallelStepParams& p) {
+  if (p.geometry.num_experts > 0) return kernels::decode_step_parallel<kNTiles, 2, kIsVerify, abi::kServedExpertWords>;
+  if (p.weights == abi::kWeightsBf16) return kernels::decode_step_parallel<kNTiles, 2, kIsVerify, 0>;
+  return kernels::decode_step_parallel<kNTiles, 1, kIsVerify, 0>;
+}
+
+Kernel select_kernel(const abi::ParallelStepParams& p) {
+  check_instance(p);
+  if (p.rows_per_request > 1) return p.rows <= 8 ? select_layers<1, true>(p) : select_layers<2, true>(p);
+  return p.rows <= 8 ? select_layers<1, false>(p) : select_layers<2, false>(p);
+}
+
+template <int32_t kNTiles>
+VirtualKernel select_virtual_layers(const abi::ParallelStepParams& p) {
+  return p.geometry.num_experts > 0 ? kernels::decode_step_virtual<kNTiles, 2, false, abi::kServedExpertWords>
+                                    : kernels::decode_step_virtual<kNTiles, 2, false, 0>;
+}
+
+VirtualKernel select_virtual_kernel(const abi::ParallelStepParams& p) {
+  check_instance(p);
+  require(p.rows_per_request == 1, "a verify step of virtual ranks has no kernel");
+  require(p.weights == abi::kWeightsBf16, "a step of virtual ranks with FP8 weights has no kernel");
+  return p.rows <= 8 ? select_virtual_layers<1>(p) : select_virtual_layers<2>(p);
+}
+
+template <class Params>
+void launch(void (*kernel)(Params), const Params& params, dim3 grid, int32_t shared_bytes, uintptr_t stream) {
+  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "cudaFuncSetAttribute(shared memory)");
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;  // the launch fails rather than hangs when the blocks do not fit at once
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(abi::kNumThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = reinterpret_cast<cudaStream_t>(stream);
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, params), "cudaLaunchKernelEx");
+}
+
+}  // namespace
+
+void parallel_step_cuda(const abi::ParallelStepParams& params, int32_t grid, uintptr_t stream) {
+  check_parallel_step(params, grid);
+  launch(select_kernel(params), params, dim3(static_cast<unsigned>(grid)), params.shared.total_bytes, stream);
+}
+
+void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_t grid, uintptr_t stream) {
+  const size_t num_ranks = ranks.size();
+  if (num_ranks < 1 || num_ranks > abi::kMaxVirtualRanks) {
+    throw std::invalid_argument("decode_step: " + std::to_string(num_ranks) + " virtual ranks are not 1.." + std::to_string(abi::kMaxVirtualRanks));
+  }
+  abi::VirtualRanks all{};
+  for (size_t i = 0; i < num_ranks; ++i) {
+    check_parallel_step(ranks[i], grid);
+    if (ranks[i].rows != ranks[0].rows || ranks[i].shared.total_bytes != ranks[0].shared.total_bytes) {
+      throw std::invalid_argument("decode_step: virtual ranks of one launch have different steps");
+    }
+    all.of[i] = ranks[i];
+  }
+  launch(select_virtual_kernel(ranks[0]), all, dim3(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks)), ranks[0].shared.total_bytes, stream);
+}
+
+int32_t parallel_step_max_blocks(const abi::ParallelStepParams& p, bool is_virtual) {
+  const void* const kernel = is_virtual ? reinterpret_cast<const void*>(select_virtual_kernel(p)) : reinterpret_cast<const void*>(select_kernel(p));
+  int32_t per_sm = 0, device = 0, num_sms = 0;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared.total_bytes), "cudaFuncSetAttribute(shared memory)");
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, abi::kNumThreads, static_cast<size_t>(p.shared.total_bytes)),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return per_sm * num_sms;
+}
+
+}  // namespace sgl_lowlatency::launch

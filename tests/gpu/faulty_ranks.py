@@ -1,0 +1,41 @@
+"""Run as a script. Three of four virtual ranks of decode_step wait for one that never comes: prints every rank's record, then the CUDA error."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from parallel_gpu import cut_runner  # noqa: E402
+
+from sgl_lowlatency import _C  # noqa: E402
+from sgl_lowlatency.reference.inputs import random_step  # noqa: E402
+
+DEADLINE_S = 0.4  # ranks wait half of it for each other
+
+
+def main():
+    geometry, _, runner = cut_runner("qwen3-0.6b", 82, 4, (2,), deadline_s=DEADLINE_S)
+    step = random_step(geometry, [17, 65], 82, "cuda")
+    runner.run(step)  # the first launch also loads the kernels
+    prepared = [one.prepare(**arguments)[0] for one, (_, arguments) in zip(runner.steps, runner.begin(step))]
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    _C.virtual_step_launch_cuda(prepared[:3], runner.ranks.grid, torch.cuda.current_stream().cuda_stream)
+    while len(runner.ranks.faults()) < 3:
+        if time.monotonic() - start > 20:
+            raise SystemExit(f"{len(runner.ranks.faults())} records after 20 s")
+        time.sleep(0.001)
+    print(f"after {time.monotonic() - start:.2f} s")
+    print("\n".join(runner.ranks.faults()))
+    for one in runner.steps:
+        one.acknowledge_fault()
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print(f"trapped: {str(error).splitlines()[0]}")
+
+
+if __name__ == "__main__":
+    main()
