@@ -1,0 +1,77 @@
+// fused_moe: the MoE of a DeepSeek-V4.1 layer, router to combined output, in one persistent launch. DESIGN.md has the reasons.
+//
+//   logits = x @ router.T;   score = sqrt(softplus(logits));   ids = top_k of score + bias;   weight = score / sum * routed_scaling
+//   expert(x) = down @ (silu(min(gate @ x, limit)) * clamp(up @ x, limit));   out = shared_expert(x) + sum over ids of weight * expert(x)
+//
+// Tensors   (abi/fused_moe.hpp has all) x [rows, hidden] bf16; router [num_experts, hidden] bf16; gate_up [num_experts, 2 intermediate, hidden / 2]
+//           and down [num_experts, hidden, intermediate / 2] FP4, interleaved, with e8m0 scales; shared_gate_up [2 intermediate, hidden] and
+//           shared_down [hidden, intermediate] FP8 with fp32 scales; out [rows, hidden] bf16.
+// Grid      at most one block an SM (all run at once), kMoeThreads threads each.
+// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes.
+// Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down | sums.
+// Hand-over logits, choices, activations and outputs as words that are each their own flag, two generations that launches use in turn.
+// Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use a workspace.
+#pragma once
+#include "sgl_lowlatency/stages/fused_moe_phases.hpp"
+#include "sgl_lowlatency/stages/fused_moe_ring.hpp"
+#include "sgl_lowlatency/stages/fused_moe_routing.hpp"
+
+namespace sgl_lowlatency::kernels {
+
+using namespace stages;
+
+// The last block out closes the launch. Entry: one thread of each block, behind a barrier that follows the block's reads of the state.
+SGL_DEVICE void close_moe(const FusedMoeParams& p, int32_t generation) {
+  // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the stores below come after every block's reads of the state.
+  if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
+  dialect::store_plain(p.state->exit_ticket, 0u);
+  dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
+  dialect::store_plain(p.state->used_words + generation, abi::moe_handover(p.geometry, p.rows).total_words);
+  dialect::store_plain(p.state->used_words + (1 - generation), 0);
+}
+
+// Entry: all consumer threads, after the block's first barrier.
+SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
+  const MoeWords words = moe_words(p, s);
+  MoeConsumer state;
+  run_moe_op<abi::kMoeRouter>(p, s, words, state);
+  run_moe_op<abi::kMoeSharedGateUp>(p, s, words, state);
+  // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
+  sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
+  run_moe_op<abi::kMoeGateUp>(p, s, words, state);
+  run_moe_op<abi::kMoeSharedDown>(p, s, words, state);
+  run_moe_op<abi::kMoeDown>(p, s, words, state);
+  combine_moe(p, s, words);
+  if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
+}
+
+// Entry: every thread of every block. One thread prepares the block's state; the barrier publishes it (the mbarriers to the threads too, as the
+// init fence does to the copies), and then the roles part for good.
+SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
+  const MoeShared s{p.shared};
+  const int32_t thread = dialect::thread_idx();
+  dialect::await_previous_launch();
+  if (thread == 0) {
+    const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
+    *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), 0};
+  }
+  if (thread == kConsumerThreads) {
+    for (int32_t i = 0; i < abi::kMoeStages; ++i) {
+      dialect::mbarrier_init(s.full(i), 1);
+      dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
+    }
+    dialect::mbarrier_init(s.routed(), 1);
+    dialect::mbarrier_init_fence();
+  }
+  dialect::sync_block();
+  const int32_t warp = thread / 32;
+  if (warp == abi::kMoeProducerWarp) {
+    produce_moe_weights(p, s);
+  } else if (warp == abi::kMoeRouterWarp) {
+    route_moe(p, s);
+  } else {
+    fused_moe_consume(p, s);
+  }
+}
+
+}  // namespace sgl_lowlatency::kernels
