@@ -120,6 +120,7 @@ SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, in
   up += dialect::shuffle_xor(up, 1);
   const float own = clamped_swiglu(gate, up, p.swiglu_limit), next = dialect::shuffle_xor(own, 2);
   if (part != 0 || is_second != 0 || column >= count) return;
+  if (dialect::planted(dialect::Planted::kWithheldSignal) && tile == 0 && vector < p.rows) return;
   uint32_t word[1] = {pack_bf16(own, next)};
   sync::publish(words.activation() + static_cast<int64_t>(vector + column) * (p.geometry.intermediate / 2) + tile * 8 + pair, word);
 }
