@@ -3,7 +3,7 @@
     logits = x @ router.T;  score = sqrt(softplus(logits));  ids = top_k of score + bias;  weight = score / (sum + 1e-20) * routed_scaling
     out = expert(shared) + sum over ids of weight * expert(id);  expert: down @ (silu(min(gate @ x, limit)) * clamp(up @ x, -limit, limit))
 
-Tensors are those of kernels/fused_moe.py. standard_path rounds where SGLang 0.5.23 does; what it adds beyond bf16, FP8 activations of the shared expert, is left out.
+Tensors are those of kernels/fused_moe.py. The standard path beside it rounds where SGLang 0.5.23 does; what it adds beyond bf16, FP8 activations of the shared expert, is left out.
 """
 
 from __future__ import annotations
@@ -78,31 +78,29 @@ def _swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
-def _combine(weights: FusedMoeWeights, x: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor, rounded) -> torch.Tensor:
-    """rounded: applied wherever SGLang leaves a bf16 tensor; the identity for the oracle. Accumulates in float64."""
-    limit, wide = weights.swiglu_limit, x.double()
+def outputs(weights: FusedMoeWeights, x: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the oracle float64, SGLang's standard path bf16), both [rows, H], with given choices and weights: route's, or those of a kernel.
 
-    def expert(gate, up, down, rows):
+    The standard path rounds gate, up, activation, each expert's output, the experts' sum, the shared expert's output and the total to bf16.
+    """
+    limit, wide = weights.swiglu_limit, x.double()
+    roundings = (lambda t: t), (lambda t: t.bfloat16().double())
+
+    def expert(gate, up, down, rows, rounded):
         return rounded(rounded(_swiglu(rounded(rows @ gate.T), rounded(rows @ up.T), limit)) @ down.T)
 
-    gate_up = shared_matrix(weights.shared_gate_up, weights.shared_gate_up_scale)
-    shared = expert(*gate_up.chunk(2), shared_matrix(weights.shared_down, weights.shared_down_scale), wide)
-    routed = torch.zeros_like(shared)
+    shared_gate_up = shared_matrix(weights.shared_gate_up, weights.shared_gate_up_scale)
+    shared_down = shared_matrix(weights.shared_down, weights.shared_down_scale)
+    shared = [expert(*shared_gate_up.chunk(2), shared_down, wide, rounded) for rounded in roundings]
+    routed = [torch.zeros_like(shared[0]) for _ in roundings]
     for e in sorted(set(ids.flatten().tolist()) - {-1}):
         up, gate = expert_matrix(weights.gate_up[e], weights.gate_up_scale[e]).chunk(2)
+        down = expert_matrix(weights.down[e], weights.down_scale[e])
         row, k = (ids == e).nonzero(as_tuple=True)
-        routed[row] += factors[row, k, None].double() * expert(gate, up, expert_matrix(weights.down[e], weights.down_scale[e]), wide[row])
-    return rounded(shared + rounded(routed))
-
-
-def output(weights: FusedMoeWeights, x: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """float64 [rows, H]: the oracle, with given choices and weights (route's, or those of a kernel). x: bf16 [rows, H]."""
-    return _combine(weights, x, ids, factors, lambda t: t)
-
-
-def standard_path(weights: FusedMoeWeights, x: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """bf16 [rows, H]: the same with gate, up, activation, each expert's output, their sum, the shared expert's output and the total rounded to bf16."""
-    return _combine(weights, x, ids, factors, lambda t: t.bfloat16().double()).bfloat16()
+        for total, rounded in zip(routed, roundings, strict=True):
+            total[row] += factors[row, k, None].double() * expert(gate, up, down, wide[row], rounded)
+    oracle, standard = (rounded(s + rounded(r)) for s, r, rounded in zip(shared, routed, roundings, strict=True))
+    return oracle, standard.bfloat16()
 
 
 def standard_logits(weights: FusedMoeWeights, x: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,10 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BITS = ((15, (8, 7, 6)), (12, (5, 4, 3)), (9, (2, 1, 0)), (14, (11, 10, 13)))
 
 
-def _words(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+def _words(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the words of a matrix lie: int64 [rows, columns / 8], for word w of a stored row the row g and the first column of its fragment."""
-    stored = torch.arange(rows)[:, None]
-    word = torch.arange(columns // 8)[None, :]
+    stored = torch.arange(rows, device=device)[:, None]
+    word = torch.arange(columns // 8, device=device)[None, :]
     block, chunk, lane = word // 8, word % 8 // 4, word % 4
     step = 2 * chunk + stored % 16 // 8
     return stored // 16 * 16 + stored % 8, block * 64 + step * 16 + lane * 2
@@ -25,7 +25,7 @@ def _words(rows: int, columns: int) -> tuple[torch.Tensor, ...]:
 def interleave_weights(codes: torch.Tensor) -> torch.Tensor:
     """uint8 [..., rows, columns / 2] as SGLang holds it, from e2m1 codes uint8 [..., rows, columns] (bit 3: the sign). rows % 16 = columns % 64 = 0."""
     *_, rows, columns = codes.shape
-    row, column = (index.to(codes.device) for index in _words(rows, columns))
+    row, column = _words(rows, columns, codes.device)
     word = torch.zeros(*codes.shape[:-1], columns // 8, dtype=torch.int64, device=codes.device)
     for register, (sign, magnitude) in enumerate(_BITS):
         for half in range(2):
@@ -39,7 +39,7 @@ def interleave_weights(codes: torch.Tensor) -> torch.Tensor:
 def deinterleave_weights(stored: torch.Tensor) -> torch.Tensor:
     """The inverse: e2m1 codes uint8 [..., rows, columns]."""
     *_, rows, half_columns = stored.shape
-    row, column = (index.to(stored.device) for index in _words(rows, half_columns * 2))
+    row, column = _words(rows, half_columns * 2, stored.device)
     word = (stored.view(*stored.shape[:-1], half_columns // 4, 4).long() << torch.tensor([0, 8, 16, 24], device=stored.device)).sum(-1)
     codes = torch.zeros(*stored.shape[:-1], half_columns * 2, dtype=torch.uint8, device=stored.device)
     for register, (sign, magnitude) in enumerate(_BITS):
