@@ -141,8 +141,8 @@ struct MoeSmem {
   int32_t ring;      // [kMoeStages] of kMoeStageBytes, at a multiple of 1024
   int32_t total_bytes;
 };
-// The columns of each step are stored so that the 16-byte pieces of the four lanes of a row lie side by side: column k at byte
-// k / 128 * 256 + k % 32 / 8 * 64 + k % 128 / 32 * 16 + k % 8 * 2 of its row.
+// Columns 16 u .. 16 u + 15 of a panel row are two pieces of 16 bytes, 64 apart, so that the pieces which the four lanes of a row read at a time lie
+// side by side: the first at byte u / 8 * 256 + u % 2 * 128 + u % 8 / 2 * 16, columns 0 1, 8 9, 2 3, 10 11, the second 4 5, 12 13, 6 7, 14 15.
 SGL_ABI_FUNCTION int32_t moe_panel_pitch(int32_t columns) { return columns * 2 + 64; }
 
 SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {

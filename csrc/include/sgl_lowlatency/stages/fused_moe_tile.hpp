@@ -12,7 +12,8 @@ struct MoeTile {
   SGL_DEVICE float sum(int32_t i) const { return c[0][i] + c[1][i]; }
 };
 
-// A lane's 32 columns of a step of its panel row.
+// A lane's 32 columns of a step of its panel row. Of each 16, pair p (columns 2p, 2p + 1) and pair p + 4 are neighbours: B fragments as FP4 words
+// have their columns, in registers that follow one another.
 struct MoeColumns {
   Vec16 q[4];
 };
@@ -32,7 +33,8 @@ SGL_DEVICE void multiply_fp4(MoeTile& tile, const char* stage_row, int32_t pitch
 SGL_UNROLL
   for (int32_t j = 0; j < 4; ++j) {
     uint32_t a[4];
-    const uint32_t b0[2] = {b.q[0].w[j], b.q[1].w[j]}, b1[2] = {b.q[2].w[j], b.q[3].w[j]};
+    const Vec16 &upper = b.q[j / 2], &lower = b.q[2 + j / 2];
+    const uint32_t b0[2] = {upper.w[j % 2 * 2], upper.w[j % 2 * 2 + 1]}, b1[2] = {lower.w[j % 2 * 2], lower.w[j % 2 * 2 + 1]};
     fp4_fragment(first.w[j], first_factor, last_factor, a);
     dialect::mma_m16n8k16(tile.c[0], a, b0);
     fp4_fragment(last.w[j], first_factor, last_factor, a);
@@ -50,8 +52,8 @@ SGL_UNROLL
       uint32_t upper[2], lower[2], fragment[2];
       fp8_pairs(first.w[j], factor, upper);
       fp8_pairs(last.w[j], factor, lower);
-      const Vec16& columns = b.q[2 * half + j / 2];
-      split_pairs(columns.w[j % 2 * 2], columns.w[j % 2 * 2 + 1], fragment);
+      const Vec16& columns = b.q[2 * half + j % 2];  // pairs 2j and 2j + 1
+      split_pairs(columns.w[j / 2], columns.w[j / 2 + 2], fragment);
       const uint32_t a[4] = {upper[0], lower[0], upper[1], lower[1]};
       dialect::mma_m16n8k16(tile.c[j % 2], a, fragment);
     }
@@ -60,13 +62,19 @@ SGL_UNROLL
 
 SGL_DEVICE void multiply_bf16(MoeTile& tile, const char* stage_row, int32_t pitch, const MoeColumns& b) {
 SGL_UNROLL
-  for (int32_t i = 0; i < 4; ++i) {
-    const Vec16 first = load_shared_vec(stage_row + i * 16), last = load_shared_vec(stage_row + 8 * pitch + i * 16);
+  for (int32_t half = 0; half < 2; ++half) {
+    Vec16 first[2], last[2];
 SGL_UNROLL
-    for (int32_t j = 0; j < 2; ++j) {
-      const uint32_t a[4] = {first.w[2 * j], last.w[2 * j], first.w[2 * j + 1], last.w[2 * j + 1]};
-      const uint32_t fragment[2] = {b.q[i].w[2 * j], b.q[i].w[2 * j + 1]};
-      dialect::mma_m16n8k16(tile.c[j], a, fragment);
+    for (int32_t i = 0; i < 2; ++i) {
+      first[i] = load_shared_vec(stage_row + half * 32 + i * 16);
+      last[i] = load_shared_vec(stage_row + 8 * pitch + half * 32 + i * 16);
+    }
+SGL_UNROLL
+    for (int32_t j = 0; j < 4; ++j) {
+      const uint32_t a[4] = {first[0].w[j], last[0].w[j], first[1].w[j], last[1].w[j]};
+      const Vec16& columns = b.q[2 * half + j / 2];
+      const uint32_t fragment[2] = {columns.w[j % 2 * 2], columns.w[j % 2 * 2 + 1]};
+      dialect::mma_m16n8k16(tile.c[j % 2], a, fragment);
     }
   }
 }
