@@ -15,9 +15,9 @@ def block_scales(generator, device, *shape):
 
 
 def fp4_matrix(generator, device, experts, rows, columns):
-    """(stored, stored scale): every byte is two values; of standard deviation about 1.5 / sqrt(columns)."""
+    """(stored, stored scale): every byte is two values; of standard deviation about 1.7 / sqrt(columns)."""
     stored = torch.randint(0, 256, (experts, rows, columns // 2), generator=generator, device=device, dtype=torch.uint8)
-    base = 127 - round(torch.tensor(4.0 * columns**0.5).log2().item())
+    base = 127 - round(torch.tensor(8.0 * columns**0.5).log2().item())
     return stored, (base + block_scales(generator, device, experts, rows // 64, columns // 128, 16, 16)).to(torch.uint8)
 
 
