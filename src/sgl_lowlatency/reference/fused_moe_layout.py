@@ -13,42 +13,35 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BITS = ((15, (8, 7, 6)), (12, (5, 4, 3)), (9, (2, 1, 0)), (14, (11, 10, 13)))
 
 
-def _words(rows: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the words of a matrix lie: int64 [rows, columns / 8], for word w of a stored row the row g and the first column of its fragment."""
-    stored = torch.arange(rows, device=device)[:, None]
-    word = torch.arange(columns // 8, device=device)[None, :]
-    block, chunk, lane = word // 8, word % 8 // 4, word % 4
-    step = 2 * chunk + stored % 16 // 8
-    return stored // 16 * 16 + stored % 8, block * 64 + step * 16 + lane * 2
-
-
 def interleave_weights(codes: torch.Tensor) -> torch.Tensor:
     """uint8 [..., rows, columns / 2] as SGLang holds it, from e2m1 codes uint8 [..., rows, columns] (bit 3: the sign). rows % 16 = columns % 64 = 0."""
-    *_, rows, columns = codes.shape
-    row, column = _words(rows, columns, codes.device)
-    word = torch.zeros(*codes.shape[:-1], columns // 8, dtype=torch.int64, device=codes.device)
+    *lead, rows, columns = codes.shape
+    # row 16 a + 8 r + g, column 64 p + 32 h + 16 o + 8 q + 2 t + i: register 2 q + r, half i, of the word of row 16 a + 8 o + g, lane t, chunk h of block p
+    parts = codes.reshape(-1, rows // 16, 2, 8, columns // 64, 2, 2, 2, 4, 2).int()
+    parts = torch.einsum("narcpdoqte->naocpdtqre", parts)
+    word = torch.zeros(parts.shape[:-3], dtype=torch.int64, device=codes.device)
     for register, (sign, magnitude) in enumerate(_BITS):
         for half in range(2):
-            code = codes[..., row + register % 2 * 8, column + register // 2 * 8 + half].long()
+            code = parts[..., register // 2, register % 2, half].long()
             word |= (code >> 3 & 1) << sign + 16 * half
             for bit, shift in zip((2, 1, 0), magnitude, strict=True):
                 word |= (code >> bit & 1) << shift + 16 * half
-    return torch.stack([word >> 8 * i & 0xFF for i in range(4)], -1).to(torch.uint8).flatten(-2)
+    return torch.stack([word >> 8 * i & 0xFF for i in range(4)], -1).to(torch.uint8).reshape(*lead, rows, columns // 2)
 
 
 def deinterleave_weights(stored: torch.Tensor) -> torch.Tensor:
     """The inverse: e2m1 codes uint8 [..., rows, columns]."""
-    *_, rows, half_columns = stored.shape
-    row, column = _words(rows, half_columns * 2, stored.device)
-    word = (stored.view(*stored.shape[:-1], half_columns // 4, 4).long() << torch.tensor([0, 8, 16, 24], device=stored.device)).sum(-1)
-    codes = torch.zeros(*stored.shape[:-1], half_columns * 2, dtype=torch.uint8, device=stored.device)
-    for register, (sign, magnitude) in enumerate(_BITS):
+    *lead, rows, half_columns = stored.shape
+    word = stored.contiguous().view(torch.int32).view(-1, rows // 16, 2, 8, half_columns // 32, 2, 4)
+    codes = []
+    for sign, magnitude in _BITS:
         for half in range(2):
             code = (word >> sign + 16 * half & 1) << 3
             for bit, shift in zip((2, 1, 0), magnitude, strict=True):
                 code |= (word >> shift + 16 * half & 1) << bit
-            codes[..., row + register % 2 * 8, column + register // 2 * 8 + half] = code.to(torch.uint8)
-    return codes
+            codes.append(code.to(torch.uint8))
+    parts = torch.stack(codes, -1).view(*word.shape, 2, 2, 2)
+    return torch.einsum("naocpdtqre->narcpdoqte", parts).reshape(*lead, rows, 2 * half_columns)
 
 
 def interleave_scales(scales: torch.Tensor) -> torch.Tensor:
