@@ -45,6 +45,15 @@ def scores(values: torch.Tensor) -> torch.Tensor:
     return torch.where(wide > 20, wide, torch.log1p(torch.exp(wide.clamp(max=20)))).sqrt()
 
 
+def biased_scores(weights: FusedMoeWeights, values: torch.Tensor, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+    """float64 [rows, E]: what logits [rows, E] are ranked by; NaN as infinity."""
+    bias = weights.bias.double().expand(values.shape[0], -1)
+    if weights.bias_alt is not None:
+        bias = torch.where((token_ids == weights.alt_token_id)[:, None], weights.bias_alt.double(), bias)
+    biased = scores(values) + bias
+    return torch.where(biased.isnan(), math.inf, biased)
+
+
 def route(weights: FusedMoeWeights, values: torch.Tensor, token_ids: torch.Tensor | None = None, num_live_rows: int | None = None):
     """(ids int64 [rows, top_k] by rank, weights float64 [rows, top_k], is_decided bool [rows]) of logits [rows, E].
 
@@ -52,12 +61,7 @@ def route(weights: FusedMoeWeights, values: torch.Tensor, token_ids: torch.Tenso
     choice or order is within UNDECIDED, but for scores that are equal.
     """
     rows, num_experts = values.shape
-    score = scores(values)
-    bias = weights.bias.double().expand(rows, -1)
-    if weights.bias_alt is not None:
-        bias = torch.where((token_ids == weights.alt_token_id)[:, None], weights.bias_alt.double(), bias)
-    biased = score + bias
-    biased = torch.where(biased.isnan(), math.inf, biased)
+    score, biased = scores(values), biased_scores(weights, values, token_ids)
     ids = torch.full((rows, weights.top_k), -1, dtype=torch.int64)
     chosen = torch.zeros(rows, weights.top_k, dtype=torch.float64)
     is_decided = torch.ones(rows, dtype=torch.bool)
