@@ -8,7 +8,9 @@ namespace sgl_lowlatency::emulation {
 
 Report fused_moe(const abi::FusedMoeParams& params, int32_t grid, const Options& options) {
   launch::check_fused_moe(params, grid);
-  return launch(grid, abi::kMoeThreads, static_cast<size_t>(params.shared.total_bytes), [&] { kernels::fused_moe_body(params); }, options);
+  const Kernel in_front{1, 32, 0, [] {}};
+  const Kernel own{grid, abi::kMoeThreads, static_cast<size_t>(params.shared.total_bytes), [&] { kernels::fused_moe_body(params); }};
+  return launch_ranks({Rank{{in_front, own}}}, options);
 }
 
 }  // namespace sgl_lowlatency::emulation

@@ -28,15 +28,15 @@ const void* prepare(int32_t shared_bytes) {
 void fused_moe_cuda(const abi::FusedMoeParams& params, int32_t grid, uintptr_t stream) {
   check_fused_moe(params, grid);
   prepare(params.shared.total_bytes);
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;  // the launch fails rather than hangs when the blocks do not fit at once
-  cooperative.val.cooperative = 1;
+  cudaLaunchAttribute early{};  // may begin before the launch in front is over: it waits by itself
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
   config.blockDim = dim3(abi::kMoeThreads);
   config.dynamicSmemBytes = static_cast<size_t>(params.shared.total_bytes);
   config.stream = reinterpret_cast<cudaStream_t>(stream);
-  config.attrs = &cooperative;
+  config.attrs = &early;
   config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, kernels::fused_moe, params), "cudaLaunchKernelEx");
 }

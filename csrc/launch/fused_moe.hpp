@@ -1,4 +1,4 @@
-// Host entry of fused_moe on CUDA: checks, shared-memory attribute, cooperative launch. No device code here.
+// Host entry of fused_moe on CUDA: checks, shared-memory attribute, launch that may overlap its neighbours. No device code here.
 #pragma once
 #include <cstdint>
 

@@ -8,7 +8,7 @@ from schedules import STARVATION
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.fault import FusedMoeFault
 
-MISSING_AWAIT, WITHHELD_SIGNAL, RING_NO_WAIT, PARTIAL_NO_WAIT, STALE_ROUTING = 2, 3, 9, 22, 23  # dialect::Planted
+MISSING_AWAIT, WITHHELD_SIGNAL, RING_NO_WAIT, PARTIAL_NO_WAIT, STALE_ROUTING, NO_AWAIT_OF_PREVIOUS = 2, 3, 9, 22, 23, 40  # dialect::Planted
 
 
 def moe_of(**options):
@@ -58,11 +58,17 @@ def test_generations_alternate_and_are_cleared():
 
 
 def test_a_word_that_never_comes_ends_the_launch_and_is_named():
-    """The shared expert's activations of tile 0: of each row its first 8 words, two vectors."""
+    """The shared expert's activations of tile 0; who waits for the outputs that should follow has begun as early, and may be named instead."""
     moe = moe_of(planted=WITHHELD_SIGNAL)
     moe.layer.params.deadline_ns = 1_000_000
     x, _ = moe.inputs(3)
-    with pytest.raises(FusedMoeFault, match=r"fused_moe stopped: rank 0, SM ., block . waited 0.00 s for word (0|4|64|68|128|132) of activation, which no block"):
+    with pytest.raises(FusedMoeFault, match=r"fused_moe stopped: rank 0, SM ., block . waited 0.00 s for word \d+ of (activation|output), which no block"):
         moe.run(x)
     with pytest.raises(FusedMoeFault, match="an earlier launch failed: fused_moe stopped"):
         moe.run(x)
+
+
+def test_what_the_launch_in_front_writes_is_not_touched_before_it_is_over():
+    moe = moe_of(planted=NO_AWAIT_OF_PREVIOUS)
+    with pytest.raises(RuntimeError, match="before await_previous_launch, in a kernel behind another"):
+        moe.run(moe.inputs(3)[0])

@@ -54,8 +54,8 @@ SGL_UNROLL
       if (unit >= total) continue;
       const int32_t row = is_all ? j : op == abi::kMoeGateUp ? s.pair_rows()[span.first + j] : span.first + j;
       const bf16* const from = p.x + static_cast<int64_t>(row) * p.geometry.hidden + unit % units * 16;
-      low[i] = dialect::load_constant(reinterpret_cast<const Vec16*>(from));
-      high[i] = dialect::load_constant(reinterpret_cast<const Vec16*>(from + 8));
+      low[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(from));
+      high[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(from + 8));
     }
 SGL_UNROLL
     for (int32_t i = 0; i < kMoePanelBatch; ++i) {

@@ -102,6 +102,7 @@ SGL_DEVICE void produce_moe_weights(const FusedMoeParams& p, const MoeShared& s)
   MoeCursor at;
   produce_moe_op(p, s, abi::kMoeRouter, at);
   produce_moe_op(p, s, abi::kMoeSharedGateUp, at);
+  dialect::await_previous_launch();  // the weights are nobody's; from here on it waits for what others made of the rows
   // Pairs with the router warp's arrival (route_moe): the jobs are there. Nobody writes them again in this launch.
   if (!dialect::planted(dialect::Planted::kStaleRouting)) sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
   produce_moe_op(p, s, abi::kMoeGateUp, at);

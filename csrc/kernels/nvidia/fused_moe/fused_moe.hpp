@@ -10,7 +10,8 @@
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes.
 // Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down | sums.
 // Hand-over logits, choices, activations and outputs as words that are each their own flag, two generations that launches use in turn.
-// Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use a workspace.
+// Residency all blocks must run at once; FusedMoe checks occupancy. A launch may begin before the one in front is over (PDL), and the next one before
+//           this is; launches of one workspace follow one another.
 #pragma once
 #include "sgl_lowlatency/stages/fused_moe_phases.hpp"
 #include "sgl_lowlatency/stages/fused_moe_ring.hpp"
@@ -45,16 +46,23 @@ SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
   if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
 }
 
-// Entry: every thread of every block. One thread prepares the block's state; the barrier publishes it (the mbarriers to the threads too, as the
-// init fence does to the copies), and then the roles part for good.
-SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
-  const MoeShared s{p.shared};
-  const int32_t thread = dialect::thread_idx();
-  dialect::await_previous_launch();
-  if (thread == 0) {
+// Which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and the router warp; whoever
+// reads what that launch wrote is behind this. Ends with a barrier of theirs.
+SGL_DEVICE void begin_moe(const FusedMoeParams& p, const MoeShared& s) {
+  constexpr int32_t kAllButTheProducer = 2;  // named barrier
+  if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
+  if (dialect::thread_idx() == 0) {
     const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
     *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), 0};
   }
+  dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
+}
+
+// Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and then the roles part
+// for good. The producer streams weights, which nobody writes, while the launch in front is still running.
+SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
+  const MoeShared s{p.shared};
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32;
   if (thread == kConsumerThreads) {
     for (int32_t i = 0; i < abi::kMoeStages; ++i) {
       dialect::mbarrier_init(s.full(i), 1);
@@ -64,10 +72,13 @@ SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
     dialect::mbarrier_init_fence();
   }
   dialect::sync_block();
-  const int32_t warp = thread / 32;
+  dialect::allow_next_launch();
   if (warp == abi::kMoeProducerWarp) {
     produce_moe_weights(p, s);
-  } else if (warp == abi::kMoeRouterWarp) {
+    return;
+  }
+  begin_moe(p, s);
+  if (warp == abi::kMoeRouterWarp) {
     route_moe(p, s);
   } else {
     fused_moe_consume(p, s);
