@@ -2,7 +2,7 @@
 
 import torch
 
-from sgl_lowlatency.kernels.fused_moe import FusedMoe, FusedMoeWeights, RoutingRecord
+from sgl_lowlatency.kernels.fused_moe import POINTS, FusedMoe, FusedMoeWeights, RoutingRecord
 from sgl_lowlatency.reference import fused_moe as oracle
 from sgl_lowlatency.reference import gate
 
@@ -70,7 +70,8 @@ class Moe:
             torch.full((rows, self.num_experts), float("nan"), device=self.device),
         )
         live = None if num_live_rows is None else torch.tensor([num_live_rows], dtype=torch.int32, device=self.device)
-        self.kernel.launch(self.layer, x, self.out, token_ids, live, self.record, stream)
+        self.trace = torch.zeros(self.kernel.grid, len(POINTS), dtype=torch.int64, device=self.device)
+        self.kernel.launch(self.layer, x, self.out, token_ids, live, self.record, stream, self.trace)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -93,6 +94,8 @@ class Moe:
         if int(own[0].min()) < -1 or int(own[0].max()) >= self.num_experts:
             return [*found, "ids out of range"]
         wanted, standard = oracle.outputs(self.weights, x, *own)
+        if not bool((self.trace[:, 0] > 0).all() and (self.trace.diff(dim=1) >= 0).all()):
+            found.append(f"times are not in order: {self.trace.tolist()}")
         self.figure = gate.figure("out", self.out, standard, wanted)
         if not self.figure.passed:
             found.append(str(self.figure))

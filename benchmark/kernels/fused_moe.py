@@ -26,7 +26,7 @@ from benchmark.common import deadline
 from sgl_lowlatency.bench import floors, read_bandwidth, stats, timing
 from sgl_lowlatency.bench.results import Results
 from sgl_lowlatency.cli.bench import missing, numbers
-from sgl_lowlatency.kernels.fused_moe import MAX_ROWS, FusedMoe, FusedMoeWeights, RoutingRecord
+from sgl_lowlatency.kernels.fused_moe import MAX_ROWS, POINTS, FusedMoe, FusedMoeWeights, RoutingRecord
 from sgl_lowlatency.reference import fused_moe as oracle
 from sgl_lowlatency.reference import gate
 
@@ -86,6 +86,15 @@ class Ours:
         for x, out, record in zip(self.x, self.out, self.records, strict=True):
             self.kernel.launch(self.layer, x, out, record=record if with_records else None, stream=stream)
 
+    def points_us(self) -> dict[str, list[float]]:
+        """Of the last of the launches, by point: when the median block and the last one were there, in us from the first block's begin."""
+        trace = torch.zeros(self.kernel.grid, len(POINTS), dtype=torch.int64, device=self.x[0].device)
+        stream = torch.cuda.current_stream().cuda_stream
+        for x, out in zip(self.x, self.out, strict=True):
+            self.kernel.launch(self.layer, x, out, stream=stream, trace=trace)
+        torch.cuda.synchronize()
+        return point_times(trace.cpu())
+
     def num_active(self) -> float:
         return sum(record.ids.unique().numel() for record in self.records) / len(self.records)
 
@@ -101,6 +110,12 @@ class Ours:
         self.wanted, standard = oracle.outputs(self.weights, x, record.ids.long(), record.weights)
         figure = gate.figure("out", self.out[0], standard, self.wanted)
         return found + ([] if figure.passed else [str(figure)])
+
+
+def point_times(trace: torch.Tensor) -> dict[str, list[float]]:
+    """[median, largest] over the blocks of a trace [grid, points] of ns, in us from the smallest begin."""
+    since = (trace - trace[:, 0].min()).double() / 1e3
+    return {name: [round(float(since[:, i].median()), 2), round(float(since[:, i].max()), 2)] for i, name in enumerate(POINTS)}
 
 
 class FlashInferExperts:
@@ -160,12 +175,14 @@ def measure(ours: Ours, groups: int, group_ms: float) -> tuple[list[float], list
     return (per_launch[1] if len(runs) > 1 else []), per_launch[0], found
 
 
-def row_of(rows: int, num_active: float, experts_ms: list[float], on_ms: list[float], read_gb_s: float, wrong: list[str]) -> dict:
+def row_of(
+    rows: int, num_active: float, experts_ms: list[float], on_ms: list[float], read_gb_s: float, points_us: dict[str, list[float]], wrong: list[str]
+) -> dict:
     """The results row of one case."""
     return {
         "model": "deepseek-v4.1-flash", "dtype": "fp4", "tp": 1, "mode": "decode", "kernel": "fused_moe", "metric": "moe", "rows": rows,
         "active_experts": round(num_active, 2), "floor_ms": round(floors.floor_ms(floor_bytes(rows, num_active), read_gb_s), 6),
-        "flashinfer_experts_ms": [round(t, 6) for t in experts_ms], "on_ms": [round(t, 6) for t in on_ms], "problems": wrong,
+        "flashinfer_experts_ms": [round(t, 6) for t in experts_ms], "on_ms": [round(t, 6) for t in on_ms], "points_us": points_us, "problems": wrong,
     }  # fmt: skip
 
 
@@ -179,6 +196,7 @@ def table(content: dict) -> str:
             f"{row['rows']:4d} {row['active_experts']:7.1f} {off} {1e3 * stats.median(row['on_ms']):8.2f} {1e3 * row['floor_ms']:8.2f}"
             f" {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
         )
+        lines.append("     us, median and last block: " + ", ".join(f"{name} {a:.1f} {b:.1f}" for name, (a, b) in row["points_us"].items()))
     return "\n".join(lines)
 
 
@@ -209,7 +227,7 @@ def main() -> int:
         for rows in args.rows:
             ours = Ours(weights, rows, args.inputs)
             experts_ms, on_ms, wrong = measure(ours, args.groups, args.group_ms)
-            row = results.add(**row_of(rows, ours.num_active(), experts_ms, on_ms, bandwidth["read_gb_s"], wrong))
+            row = results.add(**row_of(rows, ours.num_active(), experts_ms, on_ms, bandwidth["read_gb_s"], ours.points_us(), wrong))
             deadline.say(f"{rows} rows: {1e3 * stats.median(on_ms):.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
     print(table(results.content))
     return 1 if any(row["problems"] for row in results.content["rows"]) else 0

@@ -14,6 +14,8 @@ void bind_fused_moe(py::module_& m) {
   a.attr("kMoeStateBytes") = py::int_(sizeof(abi::MoeState));
   a.attr("kMoeEdgeNames") = std::vector<std::string>{"logits", "choices", "activation", "output"};
   a.attr("kMoeOpNames") = std::vector<std::string>{"router", "shared_gate_up", "gate_up", "shared_down", "down"};
+  a.attr("kMoePointNames") = std::vector<std::string>{"begin", "router", "shared_gate_up", "routed", "gate_up", "shared_down", "down", "sums"};
+  static_assert(abi::kNumMoePoints == 8, "a name each");
   py::class_<abi::MoeGeometry>(a, "MoeGeometry")
       .def(py::init([](int32_t hidden, int32_t intermediate, int32_t num_experts, int32_t top_k) {
              return abi::MoeGeometry{hidden, intermediate, num_experts, top_k};
@@ -43,7 +45,7 @@ void bind_fused_moe(py::module_& m) {
   SGL_POINTER(x); SGL_POINTER(router); SGL_POINTER(bias); SGL_POINTER(bias_alt); SGL_POINTER(token_ids); SGL_POINTER(num_live_rows);
   SGL_POINTER(gate_up); SGL_POINTER(gate_up_scale); SGL_POINTER(down); SGL_POINTER(down_scale); SGL_POINTER(shared_gate_up);
   SGL_POINTER(shared_gate_up_scale); SGL_POINTER(shared_down); SGL_POINTER(shared_down_scale); SGL_POINTER(out); SGL_POINTER(out_ids);
-  SGL_POINTER(out_weights); SGL_POINTER(out_logits); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
+  SGL_POINTER(out_weights); SGL_POINTER(out_logits); SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
 #undef SGL_POINTER
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("fused_moe_launch_cuda", &launch::fused_moe_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),

@@ -17,10 +17,11 @@ from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import FusedMoeFault, describe_moe_fault
 from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, kernel_device
 
-__all__ = ["MAX_ROWS", "MAX_TOP_K", "FusedMoe", "FusedMoeWeights", "RoutingRecord"]
+__all__ = ["MAX_ROWS", "MAX_TOP_K", "POINTS", "FusedMoe", "FusedMoeWeights", "RoutingRecord"]
 
 MAX_ROWS: int = _C.abi.kMoeMaxRows
 MAX_TOP_K: int = _C.abi.kMoeMaxTopK
+POINTS: tuple[str, ...] = tuple(_C.abi.kMoePointNames)  # of a block's way through a launch: what it has begun or done
 MAX_SCALE_BYTE: int = _C.abi.kMoeMaxScaleByte  # e8m0, of FP4: 2^1
 MAX_SHARED_SCALE = 2.0**7  # of FP8
 MIN_SHARED_SCALE = 2.0**-100
@@ -133,9 +134,11 @@ class FusedMoe:
         num_live_rows: torch.Tensor | None = None,
         record: RoutingRecord | None = None,
         stream: int = 0,
+        trace: torch.Tensor | None = None,
     ) -> None:
         """out[r] = MoE of x[r], bf16 [rows, hidden] both. token_ids: int64 [rows], with a layer that has bias_alt. num_live_rows: int32 [1]; rows from there
-        on have no experts, only the shared one. record: receives the choices. stream: a cudaStream_t; capturable.
+        on have no experts, only the shared one. record: receives the choices. stream: a cudaStream_t; capturable. trace: int64 [grid, len(POINTS)],
+        receives each block's times at POINTS, in ns.
 
         Raises ValueError for a tensor that does not fit; on the CPU FusedMoeFault with the kernel's own record, or RuntimeError with the emulation's
         diagnosis. On CUDA see fault().
@@ -162,6 +165,10 @@ class FusedMoe:
             require_tensor("record.weights", record.weights, (rows, self.top_k), torch.float32, self.device)
             require_tensor("record.logits", record.logits, (rows, self.num_experts), torch.float32, self.device)
             params.out_ids, params.out_weights, params.out_logits = record.ids.data_ptr(), record.weights.data_ptr(), record.logits.data_ptr()
+        params.trace = 0
+        if trace is not None:
+            require_tensor("trace", trace, (self.grid, len(POINTS)), torch.int64, self.device)
+            params.trace = trace.data_ptr()
         if self.device.type == "cuda":
             _C.fused_moe_launch_cuda(params, self.grid, stream)
         else:

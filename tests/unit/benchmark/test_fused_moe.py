@@ -16,11 +16,21 @@ def test_the_floor_reads_everything_once():
     assert fused_moe.floor_bytes(48, 7) - fused_moe.floor_bytes(48, 6) == fused_moe.expert_bytes()
 
 
+POINTS_US = {name: [i / 2, float(i)] for i, name in enumerate(fused_moe.POINTS)}
+
+
+def test_times_of_points_are_from_the_first_blocks_begin():
+    trace = torch.tensor([[1000 + 100 * i for i in range(8)], [1500 + 200 * i for i in range(8)], [1100 + 100 * i for i in range(8)]])
+    times = fused_moe.point_times(trace)
+    assert times["begin"] == [0.1, 0.5] and times["sums"] == [0.8, 1.9] and list(times) == list(fused_moe.POINTS)
+
+
 def test_a_row_has_what_a_results_file_needs():
-    row = fused_moe.row_of(1, 6.0, [], [0.05, 0.051, 0.05], 4640.0, ["MISS out"])
+    row = fused_moe.row_of(1, 6.0, [], [0.05, 0.051, 0.05], 4640.0, POINTS_US, ["MISS out"])
     results = Results(None, what="kernel", name="x", weights=fused_moe.WEIGHTS, command=[], commit="0" * 40)
     added = results.add(**row)
     assert added["on_floor_share"] == pytest.approx(0.65, abs=0.01) and "ratio" not in added
     assert "   1     6.0              -    50.00" in fused_moe.table(results.content)
-    results.add(**fused_moe.row_of(6, 34.5, [0.2], [0.2], 4640.0, []))
-    assert fused_moe.table(results.content).splitlines()[-1].split()[:4] == ["6", "34.5", "200.00", "200.00"]
+    results.add(**fused_moe.row_of(6, 34.5, [0.2], [0.2], 4640.0, POINTS_US, []))
+    assert fused_moe.table(results.content).endswith("down 3.0 6.0, sums 3.5 7.0")
+    assert fused_moe.table(results.content).splitlines()[-2].split()[:4] == ["6", "34.5", "200.00", "200.00"]

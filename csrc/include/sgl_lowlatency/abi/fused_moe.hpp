@@ -35,6 +35,19 @@ enum MoeOp : int32_t {
 // Edges, for fault records.
 enum MoeEdge : int32_t { kMoeEdgeLogits = 0, kMoeEdgeChoices = 1, kMoeEdgeActivation = 2, kMoeEdgeOutput = 3 };
 
+// Points of a block's way through a launch, of which FusedMoeParams::trace keeps the times.
+enum MoePoint : int32_t {
+  kMoePointBegin = 0,  // the launch in front is over
+  kMoePointRouter = 1,
+  kMoePointSharedGateUp = 2,
+  kMoePointRouted = 3,  // the jobs are there
+  kMoePointGateUp = 4,
+  kMoePointSharedDown = 5,
+  kMoePointDown = 6,
+  kMoePointSums = 7,
+  kNumMoePoints = 8
+};
+
 struct MoeGeometry {
   int32_t hidden;        // a multiple of 128
   int32_t intermediate;  // of an expert and of the shared one, a multiple of 128
@@ -203,6 +216,7 @@ struct FusedMoeParams {
   int32_t* out_ids;     // [rows, top_k], or null: the choices by rank, -1 for none
   float* out_weights;   // [rows, top_k], or null with out_ids: their weights
   float* out_logits;    // [rows, num_experts], or null with out_ids
+  uint64_t* trace;      // [grid, kNumMoePoints] of timer_ns, or null
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
   int32_t generation_words;  // a multiple of 4, at least moe_handover(geometry, rows).total_words
   MoeState* state;

@@ -35,14 +35,26 @@ SGL_DEVICE void close_moe(const FusedMoeParams& p, int32_t generation) {
 SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
   const MoeWords words = moe_words(p, s);
   MoeConsumer state;
+  const auto pass = [&](abi::MoePoint point) {
+    if (p.trace == nullptr || dialect::thread_idx() != 0) return;
+    dialect::store_plain(p.trace + dialect::block_idx() * abi::kNumMoePoints + point, dialect::timer_ns());
+  };
+  pass(abi::kMoePointBegin);
   run_moe_op<abi::kMoeRouter>(p, s, words, state);
+  pass(abi::kMoePointRouter);
   run_moe_op<abi::kMoeSharedGateUp>(p, s, words, state);
+  pass(abi::kMoePointSharedGateUp);
   // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
   sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
+  pass(abi::kMoePointRouted);
   run_moe_op<abi::kMoeGateUp>(p, s, words, state);
+  pass(abi::kMoePointGateUp);
   run_moe_op<abi::kMoeSharedDown>(p, s, words, state);
+  pass(abi::kMoePointSharedDown);
   run_moe_op<abi::kMoeDown>(p, s, words, state);
+  pass(abi::kMoePointDown);
   combine_moe(p, s, words);
+  pass(abi::kMoePointSums);
   if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
 }
 
