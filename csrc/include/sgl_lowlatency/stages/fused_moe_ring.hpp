@@ -69,10 +69,13 @@ SGL_NO_UNROLL
   for (int32_t i = share.begin; i < share.begin + share.count; ++i) {
     const MoeUnit unit = moe_unit(p, op, i);
     const MoeSteps steps = moe_steps(p, op, unit.tile);
+    // A unit of as many stages as the ring has leaves each of them where the next one's same columns come: of a tile in the same block of 64 rows, the
+    // scales are there.
+    const bool has_scales = op == abi::kMoeGateUp && i > share.begin && unit.tile % 4 != 0 && steps.count == abi::kMoeStages * layout.steps;
 SGL_NO_UNROLL
     for (int32_t done = 0; done < steps.count; done += layout.steps) {
       const int32_t count = steps.count - done < layout.steps ? steps.count - done : layout.steps, bytes = count * layout.step_bytes;
-      const int32_t scale_bytes = abi::moe_scale_bytes(op, count);
+      const int32_t scale_bytes = has_scales ? 0 : abi::moe_scale_bytes(op, count);
       if (lane == 0) {
         sync::wait_mbarrier(fault_sink(p), abi::kFaultRingEmpty, op, at.stage, s.empty(at.stage), at.parity ^ 1u);
         dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), layout.rows * bytes + scale_bytes);
@@ -86,7 +89,7 @@ SGL_NO_UNROLL
         const uint8_t* const source = row < half ? from.first + row * from.row_bytes : from.second + (row - half) * from.row_bytes;
         dialect::bulk_load(stage + row * layout.pitch, source, bytes, s.full(at.stage));
       }
-      const int32_t runs = from.scale_first == nullptr ? 0 : from.scale_second == nullptr ? 1 : 2;
+      const int32_t runs = scale_bytes == 0 ? 0 : from.scale_second == nullptr ? 1 : 2;
       if (lane < runs) {
         const int32_t run_bytes = scale_bytes / runs;
         dialect::bulk_load(stage + layout.rows * layout.pitch + lane * run_bytes, lane == 0 ? from.scale_first : from.scale_second, run_bytes,
