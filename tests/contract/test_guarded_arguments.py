@@ -8,7 +8,8 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
 from sgl_lowlatency.guard import config as guard
-from sgl_lowlatency.guard import moe, parallel, speculation
+from sgl_lowlatency.guard import fused_moe, moe, parallel, speculation
+from sgl_lowlatency.specs.nvidia.deepseek_v4 import DEEPSEEK_V4_SPEC
 from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
 
@@ -16,13 +17,18 @@ DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
 
 
 @pytest.mark.parametrize(
-    ("table", "name"), [(table, row[0]) for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS, parallel.SERVER_ARGUMENTS) for row in table],
+    ("table", "name"),
+    [
+        (table, row[0])
+        for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS, parallel.SERVER_ARGUMENTS, fused_moe.SERVER_ARGUMENTS)
+        for row in table
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_default_of_a_guarded_argument_is_served(table, name):
     served = SimpleNamespace(**DEFAULTS)
     assert name in DEFAULTS
-    assert not [reason for reason in guard._server_argument_reasons(served, table) if name.replace("_", "-") in reason]
+    assert not [reason for reason in guard.server_argument_reasons(served, table) if name.replace("_", "-") in reason]
 
 
 def test_what_the_guard_reads_of_speculation_exists_and_its_default_is_served():
@@ -33,11 +39,11 @@ def test_what_the_guard_reads_of_speculation_exists_and_its_default_is_served():
 def test_an_argument_this_sglang_lacks_is_a_reason():
     fields = dict(DEFAULTS)
     del fields["kv_canary"]
-    (reason,) = guard._server_argument_reasons(SimpleNamespace(**fields))
+    (reason,) = guard.server_argument_reasons(SimpleNamespace(**fields))
     assert "no server argument 'kv_canary'" in reason
 
 
-@pytest.mark.parametrize("spec", [QWEN3_SPEC, QWEN3_MOE_SPEC], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [QWEN3_SPEC, QWEN3_MOE_SPEC, DEEPSEEK_V4_SPEC], ids=lambda spec: spec.name)
 def test_required_names_exist(spec):
     """SGLang reads them with getattr: a name it lacks would be an AttributeError at every start."""
     assert set(spec.requires.server_args) <= set(DEFAULTS)

@@ -99,7 +99,8 @@ _SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 )
 
 
-def _server_argument_reasons(cfg: Any, arguments: tuple[tuple[str, tuple, str], ...] = _SERVER_ARGUMENTS) -> list[str]:
+def server_argument_reasons(cfg: Any, arguments: tuple[tuple[str, tuple, str], ...] = _SERVER_ARGUMENTS) -> list[str]:
+    """Why arguments have values that are not among those served: (name, those, why not others)."""
     reasons = []
     for name, served, why in arguments:
         value = getattr(cfg, name, _ABSENT)
@@ -132,14 +133,14 @@ def _device_reasons(cfg: Any, emulate: bool) -> list[str]:
 def _moe_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
     if not getattr(hf_config, "num_experts", None):
         return []
-    return _server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config, emulate=emulate)
+    return server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config, emulate=emulate)
 
 
 def _parallel_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
     if cfg.tp_size == 1:
         return []
     reasons = parallel.parallel_config_reasons(cfg, hf_config, element_bytes(cfg, hf_config), emulate=emulate)
-    return _server_argument_reasons(cfg, parallel.SERVER_ARGUMENTS) + reasons
+    return server_argument_reasons(cfg, parallel.SERVER_ARGUMENTS) + reasons
 
 
 def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
@@ -149,7 +150,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
     """
     checks: tuple[Callable[[], list[str]], ...] = (
         lambda: model_config_reasons(hf_config, element_bytes(cfg, hf_config)),
-        lambda: _server_argument_reasons(cfg),
+        lambda: server_argument_reasons(cfg),
         lambda: _backend_reasons(cfg),
         lambda: _device_reasons(cfg, emulate),
         lambda: emulation_reasons(cfg, hf_config) if emulate else [],

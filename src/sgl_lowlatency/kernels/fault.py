@@ -36,6 +36,10 @@ class DraftSamplerFault(RuntimeError):
     """A draft_sampler launch that ended itself; the message is describe_draft_fault's."""
 
 
+class FusedMoeFault(RuntimeError):
+    """A fused_moe launch that ended itself; the message is describe_moe_fault's."""
+
+
 class EpilogueMulticastFault(RuntimeError):
     """The same of epilogue_multicast; of several ranks, their messages one after the other."""
 
@@ -97,3 +101,15 @@ def describe_draft_fault(record) -> str:
         return f"{waited} for {'weights to arrive in' if kind == 'ring_full' else 'the consumers to free'} ring stage {record.edge}"
     rank, missed = divmod(record.seen, record.expected)
     return f"{waited} for block {missed} of rank {rank} to answer in step {record.layer} for request {record.edge}"
+
+
+def describe_moe_fault(record) -> str:
+    """As describe_fault, of a record that fused_moe left."""
+    kind = _KIND_NAMES[record.kind]
+    waited = f"fused_moe stopped: rank {record.rank}, SM {record.sm}, block {record.block} waited {record.waited_ns / 1e9:.2f} s"
+    if kind in ("ring_full", "ring_empty"):
+        what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
+        return f"{waited} for {what} ring stage {record.edge} of {_C.abi.kMoeOpNames[record.layer]}"
+    if kind == "routing":
+        return f"{waited} for its own routing"
+    return f"{waited} for word {record.expected} of {_C.abi.kMoeEdgeNames[record.edge]}, which no block has written"

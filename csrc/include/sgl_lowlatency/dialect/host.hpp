@@ -227,6 +227,8 @@ SGL_DEVICE float add_rounded(float a, float b) { return a + b; }
 SGL_DEVICE float multiply_rounded(float a, float b) { return a * b; }
 SGL_DEVICE float log(float x) { return ::logf(x); }
 SGL_DEVICE float log1p(float x) { return ::log1pf(x); }
+SGL_DEVICE float exp(float x) { return ::expf(x); }
+SGL_DEVICE float square_root(float x) { return ::sqrtf(x); }
 SGL_DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32); }
 
 // A rank's kernels run one after the other: the previous one is over, and the next one comes when this one is. But a kernel might begin earlier on

@@ -1,0 +1,227 @@
+// Structs of the `fused_moe` kernel, shared by host C++, CUDA, the host dialect and (through the bindings) Python.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "sgl_lowlatency/abi/decode_step.hpp"
+
+namespace sgl_lowlatency::abi {
+
+constexpr int32_t kMoeMaxRows = 48;        // rows of one launch
+constexpr int32_t kMoeMaxTopK = 8;
+constexpr int32_t kMoeColumns = 8;         // of the MMA: rows that one tile of weights is multiplied with at a time
+constexpr int32_t kMoeStepK = 128;         // K elements of a step: a lane has 32 consecutive ones, one FP4 scale a row of weights
+constexpr int32_t kMoeSplitK = 1024;       // K elements of a router item
+constexpr int32_t kMoeRowWords = 2;        // words of a set of rows: row r is bit r % 32 of word r / 32
+constexpr int32_t kMoeStages = 5;          // of the weight ring
+constexpr int32_t kMoeStageBytes = 22528;  // of one: the largest MoeOp's
+constexpr int32_t kMoeProducerWarp = kNumConsumerWarps;
+constexpr int32_t kMoeRouterWarp = kNumConsumerWarps + 1;
+constexpr int32_t kMoeThreads = (kNumConsumerWarps + 2) * 32;  // consumers first
+constexpr int32_t kMoeSharedCost = 2;      // of a shared expert's unit, in routed ones: FP8 beside FP4
+constexpr uint32_t kMoeMaxScaleByte = 128; // e8m0: 2^1; what a bf16 factor can express beside the rebias of e2m1
+constexpr uint32_t kMoeNoExpert = 0x7fffffffu;  // of a row that chooses nothing
+
+// What blocks stream weights for, in this order.
+enum MoeOp : int32_t {
+  kMoeRouter = 0,        // logits: 16 experts and kMoeSplitK columns an item
+  kMoeSharedGateUp = 1,  // 16 gate rows and their up rows
+  kMoeGateUp = 2,
+  kMoeSharedDown = 3,    // 64 rows
+  kMoeDown = 4,
+  kNumMoeOps = 5
+};
+
+// Edges, for fault records.
+enum MoeEdge : int32_t { kMoeEdgeLogits = 0, kMoeEdgeChoices = 1, kMoeEdgeActivation = 2, kMoeEdgeOutput = 3 };
+
+// Points of a block's way through a launch, of which FusedMoeParams::trace keeps the times.
+enum MoePoint : int32_t {
+  kMoePointBegin = 0,  // the launch in front is over
+  kMoePointRouter = 1,
+  kMoePointSharedGateUp = 2,
+  kMoePointRouted = 3,  // the jobs are there
+  kMoePointGateUp = 4,
+  kMoePointSharedDown = 5,
+  kMoePointDown = 6,
+  kMoePointSums = 7,
+  kNumMoePoints = 8
+};
+
+struct MoeGeometry {
+  int32_t hidden;        // a multiple of 128
+  int32_t intermediate;  // of an expert and of the shared one, a multiple of 128
+  int32_t num_experts;   // a multiple of 16, at most kMaxExperts
+  int32_t top_k;         // at most kMoeMaxTopK and num_experts
+};
+
+// How an op's weights lie in a stage: `rows` of `steps` steps each, `pitch` bytes apart, then the scales.
+struct MoeStage {
+  int32_t rows;
+  int32_t steps;       // at most, of one stage
+  int32_t step_bytes;  // of one row and step
+  int32_t pitch;       // 64 mod 128 for FP4, 16 for FP8: what eight lanes read at a time lies in different banks
+};
+SGL_ABI_FUNCTION MoeStage moe_stage(MoeOp op) {
+  if (op == kMoeRouter) return {16, 4, 256, 1056};
+  if (op == kMoeSharedGateUp) return {32, 4, 128, 528};
+  if (op == kMoeGateUp) return {32, 8, 64, 576};
+  if (op == kMoeSharedDown) return {64, 2, 128, 272};
+  return {64, 4, 64, 320};
+}
+// Bytes of a stage's scales: FP4, of whole blocks of 64 rows and 128 columns, gate | up; FP8, fp32 of whole blocks of 32 rows and columns.
+SGL_ABI_FUNCTION int32_t moe_scale_bytes(MoeOp op, int32_t steps) {
+  if (op == kMoeRouter) return 0;
+  if (op == kMoeGateUp) return 2 * steps * 256;
+  if (op == kMoeDown) return steps * 256;
+  return 2 * steps * 16;
+}
+static_assert(32 * 576 + 2 * 8 * 256 <= kMoeStageBytes && 64 * 320 + 4 * 256 <= kMoeStageBytes && 64 * 272 + 64 <= kMoeStageBytes &&
+                  32 * 528 + 128 <= kMoeStageBytes && 16 * 1056 <= kMoeStageBytes, "every op's stage fits");
+
+SGL_ABI_FUNCTION int32_t moe_ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
+SGL_ABI_FUNCTION int32_t moe_groups(int32_t rows) { return moe_ceil_div(rows, kMoeColumns); }
+SGL_ABI_FUNCTION int32_t moe_splits(const MoeGeometry& g) { return moe_ceil_div(g.hidden, kMoeSplitK); }
+
+// Units of one matrix: the tiles of an op.
+SGL_ABI_FUNCTION int32_t moe_tiles(const MoeGeometry& g, MoeOp op) {
+  if (op == kMoeRouter) return g.num_experts / 16 * moe_splits(g);
+  return op == kMoeSharedGateUp || op == kMoeGateUp ? g.intermediate / 16 : g.hidden / 64;
+}
+
+// A block's share of `total` routed units beside its even share of `shared` static ones, kMoeSharedCost each: the sums are even. All units once,
+// contiguous. Where static work alone is above what a block should have, routed units are shared evenly by themselves.
+SGL_ABI_FUNCTION int32_t moe_routed_begin(int32_t total, int32_t shared, int32_t block, int32_t grid) {
+  const int32_t work = total + kMoeSharedCost * shared, most_shared = moe_ceil_div(shared, grid);
+  if (work / grid - 1 < kMoeSharedCost * most_shared) return even_share(total, block, grid).begin;
+  return even_share(work, block, grid).begin - kMoeSharedCost * even_share(shared, block, grid).begin;
+}
+SGL_ABI_FUNCTION TileRange moe_routed_share(int32_t total, int32_t shared, int32_t block, int32_t grid) {
+  const int32_t begin = moe_routed_begin(total, shared, block, grid);
+  return {begin, moe_routed_begin(total, shared, block + 1, grid) - begin};
+}
+
+// One generation of the hand-over words: offsets in words, multiples of 4.
+struct MoeHandover {
+  int32_t logits;      // [splits, rows, num_experts] fp32: partial sums
+  int32_t choices;     // [rows, top_k, 2]: expert or kMoeNoExpert, weight fp32
+  int32_t activation;  // [rows + rows * top_k, intermediate / 2] pairs of bf16: the shared expert's rows, then pairs
+  int32_t output;      // [rows + rows * top_k, hidden] fp32: the shared expert's rows, then pairs
+  int32_t total_words;
+};
+SGL_ABI_FUNCTION MoeHandover moe_handover(const MoeGeometry& g, int32_t rows) {
+  MoeHandover at{};
+  const int32_t vectors = rows + rows * g.top_k;
+  at.logits = 0;
+  at.choices = at.logits + moe_splits(g) * rows * g.num_experts;
+  at.activation = at.choices + (rows * g.top_k * 2 + 3) / 4 * 4;
+  at.output = at.activation + vectors * (g.intermediate / 2);
+  at.total_words = at.output + vectors * g.hidden;
+  return at;
+}
+
+// State in device memory that outlives a launch, zero before the first one.
+struct MoeState {
+  uint32_t exit_ticket[32];  // [0]: blocks that finished; the last one closes the launch
+  uint32_t launches[32];     // [0]: launches that are over
+  int32_t used_words[32];    // [2]: of a generation, from its begin, that are not known to be clear
+};
+static_assert(sizeof(MoeState) == 384, "counters keep their lines");
+
+// What the routing leaves in shared memory, beside the lists.
+struct MoeBlockState {
+  int32_t generation;      // of this launch, 0 or 1
+  int32_t num_jobs;        // an active expert and up to kMoeColumns of its pairs
+  int32_t words_to_clear;  // of the other generation
+  int32_t reserved;
+};
+
+// Dynamic shared memory of one block: byte offsets, multiples of 16.
+struct MoeSmem {
+  int32_t barriers;  // full[kMoeStages], empty[kMoeStages], routed as uint64_t
+  int32_t state;     // MoeBlockState
+  int32_t chosen;    // [rows][kChosenPitch] uint32: each row's set of experts
+  int32_t row_bits;  // [kMoeRowWords][num_experts] uint32
+  int32_t ids;       // [rows * top_k] uint32: choices
+  int32_t weights;   // [rows * top_k] float
+  int32_t pairs;     // [rows * top_k] int32: the pair of a choice, or -1
+  int32_t pair_rows;   // [rows * top_k] int32, by pair: its row
+  int32_t job_expert;  // [rows * top_k] int32, by job
+  int32_t job_first;   // [rows * top_k] int32: its first pair
+  int32_t job_count;   // [rows * top_k] int32: its pairs, at most kMoeColumns
+  int32_t scratch;   // [2][kNumConsumerWarps][2][16 * kMoeColumns] float: what warps add up
+  int32_t panel;     // [kMoeColumns] of panel_pitch: the B operand
+  int32_t ring;      // [kMoeStages] of kMoeStageBytes, at a multiple of 1024
+  int32_t total_bytes;
+};
+// Columns 16 u .. 16 u + 15 of a panel row are two pieces of 16 bytes, 64 apart, so that the pieces which the four lanes of a row read at a time lie
+// side by side: the first at byte u / 8 * 256 + u % 2 * 128 + u % 8 / 2 * 16, columns 0 1, 8 9, 2 3, 10 11, the second 4 5, 12 13, 6 7, 14 15.
+SGL_ABI_FUNCTION int32_t moe_panel_pitch(int32_t columns) { return columns * 2 + 64; }
+
+SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
+  MoeSmem at{};
+  int32_t end = 0;
+  const int32_t pairs = rows * g.top_k, widest = g.hidden > g.intermediate ? g.hidden : g.intermediate;
+  const auto take = [&](int32_t bytes) {
+    const int32_t begin = end;
+    end += (bytes + 15) / 16 * 16;
+    return begin;
+  };
+  at.barriers = take((2 * kMoeStages + 1) * 8);
+  at.state = take(static_cast<int32_t>(sizeof(MoeBlockState)));
+  at.chosen = take(rows * kChosenPitch * 4);
+  at.row_bits = take(kMoeRowWords * g.num_experts * 4);
+  at.ids = take(pairs * 4);
+  at.weights = take(pairs * 4);
+  at.pairs = take(pairs * 4);
+  at.pair_rows = take(pairs * 4);
+  at.job_expert = take(pairs * 4);
+  at.job_first = take(pairs * 4);
+  at.job_count = take(pairs * 4);
+  at.scratch = take(2 * kNumConsumerWarps * 2 * 16 * kMoeColumns * 4);
+  at.panel = take(kMoeColumns * moe_panel_pitch(widest));
+  at.ring = (end + 1023) / 1024 * 1024;
+  at.total_bytes = at.ring + kMoeStages * kMoeStageBytes;
+  return at;
+}
+
+struct FusedMoeParams {
+  int32_t rows;  // 1..kMoeMaxRows
+  MoeGeometry geometry;
+  float routed_scaling;   // factor of the normalised weights
+  float swiglu_limit;     // gates are at most it, ups within +- it; infinity: none
+  int64_t alt_token_id;   // rows of this token rank by bias_alt
+  MoeSmem shared;         // moe_smem of geometry and rows
+  uint64_t deadline_ns;   // of a wait for another block; a wait for the ring lasts twice as long
+  int32_t rank;           // for the fault record
+
+  const bf16* x;                // [rows, hidden]: the normed stream
+  const bf16* router;           // [num_experts, hidden]
+  const float* bias;            // [num_experts]
+  const float* bias_alt;        // [num_experts], or null
+  const int64_t* token_ids;     // [rows], or null without bias_alt
+  const int32_t* num_live_rows; // [1], or null: all; rows from there on choose nothing
+  // FP4 e2m1, two columns a byte, and e8m0 scales of 32 columns, both interleaved for sm_90's mixed-input GEMM (DESIGN.md).
+  const uint8_t* gate_up;        // [num_experts, 2 intermediate, hidden / 2], rows up | gate
+  const uint8_t* gate_up_scale;  // [num_experts, 2 intermediate / 64, hidden / 128, 16, 16]
+  const uint8_t* down;           // [num_experts, hidden, intermediate / 2]
+  const uint8_t* down_scale;     // [num_experts, hidden / 64, intermediate / 128, 16, 16]
+  // FP8 e4m3fn, and scales of 32 x 32 blocks, powers of two.
+  const uint8_t* shared_gate_up;       // [2 intermediate, hidden], rows gate | up
+  const float* shared_gate_up_scale;   // [2 intermediate / 32, hidden / 32]
+  const uint8_t* shared_down;          // [hidden, intermediate]
+  const float* shared_down_scale;      // [hidden / 32, intermediate / 32]
+
+  bf16* out;            // [rows, hidden]
+  int32_t* out_ids;     // [rows, top_k], or null: the choices by rank, -1 for none
+  float* out_weights;   // [rows, top_k], or null with out_ids: their weights
+  float* out_logits;    // [rows, num_experts], or null with out_ids
+  uint64_t* trace;      // [grid, kNumMoePoints] of timer_ns, or null
+  uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
+  int32_t generation_words;  // a multiple of 4, at least moe_handover(geometry, rows).total_words
+  MoeState* state;
+  FaultRecord* fault;  // host-visible
+};
+static_assert(sizeof(FusedMoeParams) <= 4096, "parameters of a launch");
+
+}  // namespace sgl_lowlatency::abi

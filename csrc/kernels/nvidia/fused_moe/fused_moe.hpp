@@ -1,0 +1,100 @@
+// fused_moe: the MoE of a DeepSeek-V4.1 layer, router to combined output, in one persistent launch. DESIGN.md has the reasons.
+//
+//   logits = x @ router.T;   score = sqrt(softplus(logits));   ids = top_k of score + bias;   weight = score / sum * routed_scaling
+//   expert(x) = down @ (silu(min(gate @ x, limit)) * clamp(up @ x, limit));   out = shared_expert(x) + sum over ids of weight * expert(x)
+//
+// Tensors   (abi/fused_moe.hpp has all) x [rows, hidden] bf16; router [num_experts, hidden] bf16; gate_up [num_experts, 2 intermediate, hidden / 2]
+//           and down [num_experts, hidden, intermediate / 2] FP4, interleaved, with e8m0 scales; shared_gate_up [2 intermediate, hidden] and
+//           shared_down [hidden, intermediate] FP8 with fp32 scales; out [rows, hidden] bf16.
+// Grid      at most one block an SM (all run at once), kMoeThreads threads each.
+// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes.
+// Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down | sums.
+// Hand-over logits, choices, activations and outputs as words that are each their own flag, two generations that launches use in turn.
+// Residency all blocks must run at once; FusedMoe checks occupancy. A launch may begin before the one in front is over (PDL), and the next one before
+//           this is; launches of one workspace follow one another.
+#pragma once
+#include "sgl_lowlatency/stages/fused_moe_phases.hpp"
+#include "sgl_lowlatency/stages/fused_moe_ring.hpp"
+#include "sgl_lowlatency/stages/fused_moe_routing.hpp"
+
+namespace sgl_lowlatency::kernels {
+
+using namespace stages;
+
+// The last block out closes the launch. Entry: one thread of each block, behind a barrier that follows the block's reads of the state.
+SGL_DEVICE void close_moe(const FusedMoeParams& p, int32_t generation) {
+  // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the stores below come after every block's reads of the state.
+  if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
+  dialect::store_plain(p.state->exit_ticket, 0u);
+  dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
+  dialect::store_plain(p.state->used_words + generation, abi::moe_handover(p.geometry, p.rows).total_words);
+  dialect::store_plain(p.state->used_words + (1 - generation), 0);
+}
+
+// Entry: all consumer threads, after the block's first barrier.
+SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
+  const MoeWords words = moe_words(p, s);
+  MoeConsumer state;
+  const auto pass = [&](abi::MoePoint point) {
+    if (p.trace == nullptr || dialect::thread_idx() != 0) return;
+    dialect::store_plain(p.trace + dialect::block_idx() * abi::kNumMoePoints + point, dialect::timer_ns());
+  };
+  pass(abi::kMoePointBegin);
+  run_moe_op<abi::kMoeRouter>(p, s, words, state);
+  pass(abi::kMoePointRouter);
+  run_moe_op<abi::kMoeSharedGateUp>(p, s, words, state);
+  pass(abi::kMoePointSharedGateUp);
+  // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
+  sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
+  pass(abi::kMoePointRouted);
+  run_moe_op<abi::kMoeGateUp>(p, s, words, state);
+  pass(abi::kMoePointGateUp);
+  run_moe_op<abi::kMoeSharedDown>(p, s, words, state);
+  pass(abi::kMoePointSharedDown);
+  run_moe_op<abi::kMoeDown>(p, s, words, state);
+  pass(abi::kMoePointDown);
+  combine_moe(p, s, words);
+  pass(abi::kMoePointSums);
+  if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
+}
+
+// Which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and the router warp; whoever
+// reads what that launch wrote is behind this. Ends with a barrier of theirs.
+SGL_DEVICE void begin_moe(const FusedMoeParams& p, const MoeShared& s) {
+  constexpr int32_t kAllButTheProducer = 2;  // named barrier
+  if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
+  if (dialect::thread_idx() == 0) {
+    const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
+    *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), 0};
+  }
+  dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
+}
+
+// Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and then the roles part
+// for good. The producer streams weights, which nobody writes, while the launch in front is still running.
+SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
+  const MoeShared s{p.shared};
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32;
+  if (thread == kConsumerThreads) {
+    for (int32_t i = 0; i < abi::kMoeStages; ++i) {
+      dialect::mbarrier_init(s.full(i), 1);
+      dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
+    }
+    dialect::mbarrier_init(s.routed(), 1);
+    dialect::mbarrier_init_fence();
+  }
+  dialect::sync_block();
+  dialect::allow_next_launch();
+  if (warp == abi::kMoeProducerWarp) {
+    produce_moe_weights(p, s);
+    return;
+  }
+  begin_moe(p, s);
+  if (warp == abi::kMoeRouterWarp) {
+    route_moe(p, s);
+  } else {
+    fused_moe_consume(p, s);
+  }
+}
+
+}  // namespace sgl_lowlatency::kernels

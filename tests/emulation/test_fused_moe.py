@@ -1,0 +1,97 @@
+"""fused_moe in emulation: logits and output through the numerics gate, choices by the rule. Oracle: reference/fused_moe.py."""
+
+import dataclasses
+
+import pytest
+import torch
+from fused_moe_cases import Moe, random_weights
+
+SHAPES = [  # hidden, intermediate, experts, top_k, grid
+    (256, 128, 32, 3, 4),
+    (1280, 384, 48, 6, 5),  # two splits of K, the second one short; stages that end early in both ops
+    (128, 640, 16, 2, 40),  # more blocks than units of most ops
+    (384, 128, 96, 1, 1),  # a block alone; a choice that is not normalised
+    (5120, 256, 16, 2, 2),  # DeepSeek-V4.1's width: units of as many stages as the ring has, whose scales stay in it
+]
+
+
+@pytest.mark.parametrize(("hidden", "intermediate", "num_experts", "top_k", "grid"), SHAPES)
+def test_rows(hidden, intermediate, num_experts, top_k, grid):
+    """Launches of different rows alternate on one workspace."""
+    moe = Moe(hidden, intermediate, num_experts, top_k, grid=grid)
+    for seed, rows in enumerate((1, 6, 12, 48, 9, 1)):
+        moe.kernel.emulation.seed = seed
+        x, _ = moe.inputs(rows, seed)
+        moe.run(x)
+        assert moe.problems(x) == [], rows
+
+
+@pytest.mark.parametrize("rows", [7, 20])
+def test_other_bias_for_a_token_and_rows_that_are_not_live(rows):
+    moe = Moe(alt=True)
+    x, token_ids = moe.inputs(rows)
+    moe.run(x, token_ids, rows - 3)
+    assert moe.problems(x, token_ids, rows - 3) == []
+    assert moe.record.ids[-3:].eq(-1).all() and moe.record.ids[:-3].ge(0).all()
+    other = Moe(weights=dataclasses.replace(moe.weights, bias_alt=None))
+    other.run(x, None, rows - 3)
+    is_alt = token_ids[:-3] == moe.weights.alt_token_id
+    assert (other.record.ids[:-3] != moe.record.ids[:-3]).any(1)[is_alt].any()
+    assert torch.equal(other.record.ids[:-3][~is_alt], moe.record.ids[:-3][~is_alt])
+
+
+def test_every_row_takes_the_same_experts():
+    """Experts of 48 rows: six jobs each."""
+    moe = Moe()
+    moe.weights.bias[[3, 17, 30]] += 100.0
+    x, _ = moe.inputs(48)
+    moe.run(x)
+    assert moe.problems(x) == []
+    assert {tuple(sorted(ids)) for ids in moe.record.ids.tolist()} == {(3, 17, 30)}
+
+
+def test_equal_scores_go_to_the_lowest_id_and_nan_ranks_first():
+    moe = Moe()
+    moe.weights.router.copy_(moe.weights.router[:1].expand(32, -1).clone())
+    moe.weights.bias.zero_()
+    x, _ = moe.inputs(5)
+    moe.run(x)
+    assert moe.record.ids.tolist() == [[0, 1, 2]] * 5
+    moe.weights.bias[9] = float("nan")
+    moe.weights.bias[20] = float("inf")
+    moe.run(x)
+    assert moe.record.ids.tolist() == [[9, 20, 0]] * 5
+
+
+def test_the_limit_bounds_gates_and_ups():
+    """Inputs so large that most gates and ups are beyond it; with none, the result is another."""
+    found = {}
+    for limit in (10.0, float("inf")):
+        moe = Moe(limit=limit)
+        x = moe.inputs(6)[0] * 16
+        moe.run(x)
+        assert moe.problems(x) == [], limit
+        found[limit] = moe.out
+    assert (found[10.0].float().norm() < 0.5 * found[float("inf")].float().norm()).item()
+
+
+def test_a_row_does_not_depend_on_the_others():
+    moe = Moe(num_experts=64, top_k=4)
+    x, _ = moe.inputs(48)
+    moe.run(x)
+    together = moe.out
+    for rows in (slice(0, 1), slice(5, 12), slice(20, 44)):
+        moe.run(x[rows].contiguous())
+        assert torch.equal(moe.out, together[rows])
+
+
+@pytest.mark.parametrize(("field", "change", "words"), [
+    ("gate_up_scale", lambda t: t.fill_(129), "gate_up_scale: e8m0 byte 129 is above 128"),
+    ("shared_down_scale", lambda t: t.fill_(3.0), "shared_down_scale: 3.0 is no power of two"),
+    ("down", lambda t: t[:, :, :-1], "down: shape"),
+])  # fmt: skip
+def test_tensors_that_do_not_fit_are_refused(field, change, words):
+    moe = Moe()
+    weights = random_weights(256, 128, 32, 3)
+    with pytest.raises(ValueError, match=words):
+        moe.kernel.prepare(dataclasses.replace(weights, **{field: change(getattr(weights, field))}))

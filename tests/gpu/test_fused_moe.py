@@ -1,0 +1,82 @@
+"""fused_moe on the GPU: against the oracle at DeepSeek-V4.1's sizes and at small ones, against itself over replays."""
+
+import os
+
+import pytest
+import torch
+from fused_moe_cases import Moe
+
+SHAPES = [  # hidden, intermediate, experts, top_k, grid
+    (256, 128, 32, 3, 4),
+    (1280, 384, 48, 6, 5),
+    (128, 640, 16, 2, 40),
+    (384, 128, 96, 1, 1),
+]
+
+
+def num_sms():
+    return torch.cuda.get_device_properties(0).multi_processor_count
+
+
+@pytest.fixture(scope="module")
+def real():
+    """hidden 5120, 384 experts of 2304, top 6: 7.2 GB."""
+    return Moe(5120, 2304, 384, 6, grid=num_sms(), device="cuda", alt=True)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 12, 48])
+def test_real_shapes(real, rows):
+    for seed in range(2 if rows < 12 else 1):
+        x, token_ids = real.inputs(rows, seed)
+        real.run(x, token_ids, stream=torch.cuda.current_stream().cuda_stream)
+        assert real.problems(x, token_ids) == []
+
+
+def test_replays_of_alternating_rows_repeat_bit_by_bit(real):
+    cases = []
+    for rows in (6, 1, 48, 12):
+        x, token_ids = real.inputs(rows, 5)
+        real.run(x, token_ids)
+        out, first = torch.empty_like(real.out), real.out
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            real.kernel.launch(real.layer, x, out, token_ids, stream=torch.cuda.current_stream().cuda_stream)
+        cases.append((graph, out, first, x, token_ids))
+    for replay in range(100):
+        graph, out, first, *_ = cases[replay * 7 % 4]
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, first), replay
+    assert real.kernel.fault() is None
+
+
+@pytest.mark.parametrize(("hidden", "intermediate", "num_experts", "top_k", "grid"), SHAPES)
+def test_small_shapes(hidden, intermediate, num_experts, top_k, grid):
+    moe = Moe(hidden, intermediate, num_experts, top_k, grid=grid, device="cuda")
+    for rows in (1, 2, 7, 8, 9, 16, 31, 33, 48):
+        x, _ = moe.inputs(rows, rows)
+        moe.run(x, None, rows - 1)
+        assert moe.problems(x, None, rows - 1) == [], rows
+
+
+def test_every_row_takes_the_same_experts():
+    moe = Moe(device="cuda", grid=7)
+    moe.weights.bias[[3, 17, 30]] += 100.0
+    x, _ = moe.inputs(48)
+    moe.run(x)
+    assert moe.problems(x) == []
+    assert {tuple(sorted(ids)) for ids in moe.record.ids.tolist()} == {(3, 17, 30)}
+
+
+def test_the_layout_is_flashinfers():
+    """Its own interleave on the device, where the module is there as a file: it would compile for an hour."""
+    env = pytest.importorskip("flashinfer.jit.env")
+    if not os.path.exists(os.path.join(str(env.FLASHINFER_AOT_DIR), "fused_moe_90", "fused_moe_90.so")):
+        pytest.skip("flashinfer's fused_moe_90 is not built")
+    from flashinfer.fused_moe import interleave_moe_weights_for_sm90_mixed_gemm
+
+    from sgl_lowlatency.reference import fused_moe_layout as layout
+
+    codes = torch.randint(0, 16, (3, 64, 256), dtype=torch.uint8, device="cuda")
+    packed = codes[..., 0::2] | codes[..., 1::2] << 4
+    assert torch.equal(layout.interleave_weights(codes), interleave_moe_weights_for_sm90_mixed_gemm(packed, "fp4"))
