@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", default=None, help="results file name (default: served-MODEL[-fp8])")
     parser.add_argument("--cases", type=parse_cases, default=parse_cases(CASES), help=f"ROWSxCONTEXT, comma list (default {CASES})")
     parser.add_argument("--quantization", choices=("fp8",), help="FP8 matrices with a scale for every 128 x 128, as Qwen3-8B-FP8 has")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that either server's model is split over; both servers share them")
     parser.add_argument("--radix", action="store_true", help="keep SGLang's prefix cache on")
     parser.add_argument("--short", type=int, default=16, help="new tokens of the short generation")
     parser.add_argument("--long", type=int, default=272)
@@ -55,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="print the servers' commands and the cases, start nothing")
     args = arguments.parse(parser, SMOKE | {"device": "cuda" if provenance.gpu()["num_gpus"] else "cpu"})
     args.slug = f"{args.model}-{args.quantization}" if args.quantization else args.model
+    args.slug += f"-tp{args.tp}" if args.tp > 1 else ""
     return args
 
 
@@ -81,8 +83,8 @@ def measure(pair, shape, args, results: Results, read_gb_s: float | None) -> Non
         mean_context = context + (args.short + args.long) // 2
         experts = experts_a_layer(pair[1].log(), batch) if shape.is_moe else None
         case = {"rows": batch, "context": mean_context, "fp8": args.quantization == "fp8", "experts": experts}
-        num_bytes = floors.step_bytes(shape, **case, with_head=True)
-        row = {"model": args.slug, "dtype": args.quantization or "bf16", "tp": 1, "mode": "decode", "batch": batch, "rows": batch}
+        num_bytes = floors.step_bytes(shape, **case, with_head=True) // args.tp  # of one GPU; the norms that all read are nothing beside
+        row = {"model": args.slug, "dtype": args.quantization or "bf16", "tp": args.tp, "mode": "decode", "batch": batch, "rows": batch}
         row |= {"context": context, "off_ms": [round(x, 4) for x in off], "on_ms": [round(x, 4) for x in on]}
         row |= {"cached_prompt_tokens": cached, "floor_bytes": num_bytes, "layers": shape.num_layers}
         row |= {"experts_a_layer": experts} if experts else {}
@@ -145,7 +147,8 @@ def server_arguments(args) -> list[str]:
     if args.radix:  # what the cache keeps of earlier cases may be dropped, of this one not
         tokens += max(context for _, context in args.cases)
     sizes = {"context": max(context for _, context in args.cases) + more, "max_batch": max(batch for batch, _ in args.cases)}
-    return make(**sizes, max_tokens=tokens + 8192, radix=args.radix) + args.server_arg
+    ranks = ["--tp-size", str(args.tp)] if args.tp > 1 else []
+    return make(**sizes, max_tokens=tokens + 8192, radix=args.radix) + ranks + args.server_arg
 
 
 def batch_tokens(args) -> list[int]:
