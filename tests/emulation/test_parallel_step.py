@@ -42,17 +42,17 @@ def least(num_ranks, num_layers):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize(("name", "lengths"), [("narrow", MIXED[0]), ("group5", [17, 1, 128, 63, 2, 64]), ("wide", [1, 65])])
+@pytest.mark.parametrize(("name", "lengths"), [("narrow", MIXED[0]), ("group5", [17, 1, 128, 63, 2, 64]), ("wide", [9])])
 def test_ranks_add_up_to_the_unsharded_oracles_step(name, lengths, num_ranks):
     geometry = WHOLE[name]
     weights = random_weights(geometry, 21, has_lm_head=True)
-    steps = [random_step(geometry, lengths, 21 + i) for i in range(2)]
+    steps = [random_step(geometry, lengths, 21 + i) for i in range(3 if len(lengths) == 1 else 1)]
     runner = RankRunner(geometry, weights, num_ranks, (len(lengths),), 3, captured=(0, 1), emulation=EmulationOptions(seed=num_ranks))
     outputs = [runner.run(step) for step in steps]
     assert all(same_streams(of_ranks) for of_ranks in outputs)
     report = gate(geometry, weights, steps, [runner.joined(of_ranks) for of_ranks in outputs], captured=(0, 1))
     assert report.passed, report
-    assert [step.executed() for step in runner.steps] == [{len(lengths): 2}] * num_ranks
+    assert [step.executed() for step in runner.steps] == [{len(lengths): len(steps)}] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

@@ -41,12 +41,6 @@ SGL_DEVICE void clear_pushed_words(const ParallelStepParams& p, const Shared& s,
   }
 }
 
-// The norm weights that scale what out_proj or down of `layer` hands over; behind the last layer, the LM head's.
-SGL_DEVICE const bf16* norm_behind(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t op) {
-  if (op == abi::kOpOutProj) return layer_tables(s, layer).weights.post_norm;
-  return layer + 1 == p.geometry.num_layers ? p.final_norm : layer_tables(s, layer + 1).weights.input_norm;
-}
-
 // The block's own tiles of out_proj or down, all in one trip: a thread has two columns of a row. Entry: all consumer threads, behind the block's last
 // push of the operation.
 SGL_DEVICE void take_sums(const ParallelStepParams& p, const Shared& s, int32_t layer, int32_t op) {
