@@ -90,7 +90,8 @@ void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_
     }
     all.of[i] = ranks[i];
   }
-  launch(select_virtual_kernel(ranks[0]), all, dim3(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks)), ranks[0].shared.total_bytes, stream);
+  const dim3 all_blocks(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks));
+  launch(select_virtual_kernel(ranks[0]), all, all_blocks, ranks[0].shared.total_bytes, stream);
 }
 
 int32_t parallel_step_max_blocks(const abi::ParallelStepParams& p, bool is_virtual) {

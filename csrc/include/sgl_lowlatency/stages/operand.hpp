@@ -12,7 +12,8 @@ SGL_DEVICE Stream input_stream(const DecodeStepParams& p, int32_t layer, Op op) 
   return op == abi::kOpQkv || op == abi::kOpOutProj ? end_stream(p, layer - 1) : mid_stream(p, layer);
 }
 
-// The norm weights that scale what out_proj or down of `layer` hands over. Scaled by the norm behind the last layer, the stream is the LM head's operand.
+// The norm weights that scale what out_proj or down of `layer` hands over. Scaled by the norm behind the last layer, the stream is the LM head's
+// operand.
 template <class Op>
 SGL_DEVICE const bf16* norm_behind(const DecodeStepParams& p, const Shared& s, int32_t layer, Op op) {
   const bool is_last = op == abi::kOpDown && layer + 1 == p.geometry.num_layers;

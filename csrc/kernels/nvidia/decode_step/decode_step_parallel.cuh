@@ -1,4 +1,5 @@
-// CUDA entries of a tensor-parallel decode_step: a rank's launch on its own GPU, and the launch of several virtual ranks on one. Decode, heads of 128.
+// CUDA entries of a tensor-parallel decode_step: a rank's launch on its own GPU, and the launch of several virtual ranks on one. Decode, heads
+// of 128.
 #pragma once
 #include "kernels/nvidia/decode_step/decode_step.hpp"
 
