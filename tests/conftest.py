@@ -12,7 +12,7 @@ def pytest_addoption(parser):
         help="adversarial schedules of test_epilogue_multicast.py in all; 10 000 take about two minutes",
     )
     parser.addoption("--parallel-servers", action="store_true", help="serve dense, MoE and faulty models on two ranks: 5 min")
-    parser.addoption("--parallel-schedules", type=int, default=300, help="adversarial schedules of test_parallel_step.py in all; 300 take 20 s")
+    parser.addoption("--parallel-schedules", type=int, default=180, help="adversarial schedules of test_parallel_step.py in all; 180 take 10 s")
 
 
 @pytest.fixture

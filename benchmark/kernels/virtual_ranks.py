@@ -53,7 +53,10 @@ class Ranks:
 
     def attach(self, pool: Pool) -> None:
         """Every rank's heads of the pool."""
-        self._pools = [[[buffer.chunk(self.num_ranks, 1)[rank].contiguous() for buffer in kind] for kind in (pool.k, pool.v)] for rank in range(self.num_ranks)]
+        def share(kind: list[torch.Tensor], rank: int) -> list[torch.Tensor]:
+            return [buffer.chunk(self.num_ranks, 1)[rank].contiguous() for buffer in kind]
+
+        self._pools = [(share(pool.k, rank), share(pool.v, rank)) for rank in range(self.num_ranks)]
         for step, (k, v) in zip(self.steps, self._pools):
             step.attach_kv(k, v, pool.req_to_token)
         if self.whole.device.type == "cuda":
@@ -97,7 +100,9 @@ def problems(ranks: Ranks, arguments: list[dict], replay, whole_hidden: torch.Te
     return found
 
 
-def row_of(name: str, shape: Shape, num_ranks: int, grid: int, rows: int, context: int, off_ms: list[float], on_ms: list[float], wrong: list[str]) -> dict:
+def row_of(
+    name: str, shape: Shape, num_ranks: int, grid: int, rows: int, context: int, off_ms: list[float], on_ms: list[float], wrong: list[str]
+) -> dict:
     """The results row of one case."""
     a_layer = (stats.median(on_ms) - stats.median(off_ms)) / shape.num_layers
     return {
@@ -139,7 +144,8 @@ def measure(name: str, shape: Shape, settings: decode_step.Settings, ranks_of: t
                 wrong = problems(ranks, arguments, graphs[1].replay, inputs.hidden.clone())
                 off_ms, on_ms = timing.in_turn([graph.replay for graph in graphs], groups=settings.groups, target_ms=settings.group_ms)
                 row = results.add(**row_of(name, shape, num_ranks, ranks.grid, rows, context, off_ms, on_ms, wrong), plan=ranks.plans[rows].hash[:12])
-                deadline.say(f"{name}, {num_ranks} ranks, {rows} rows of {context}: {row['a_layer_us']} us a layer; {'; '.join(wrong[:3]) or 'output checked'}")
+                verdict = "; ".join(wrong[:3]) or "output checked"
+                deadline.say(f"{name}, {num_ranks} ranks, {rows} rows of {context}: {row['a_layer_us']} us a layer; {verdict}")
         del ranks
 
 

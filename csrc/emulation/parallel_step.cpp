@@ -9,7 +9,8 @@ namespace {
 
 template <int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify>
 void run_rows(const abi::ParallelStepParams& p) {
-  p.rows <= 8 ? kernels::decode_step_body<1, kHeadDim, kElementBytes, kIsVerify>(p) : kernels::decode_step_body<2, kHeadDim, kElementBytes, kIsVerify>(p);
+  if (p.rows <= 8) return kernels::decode_step_body<1, kHeadDim, kElementBytes, kIsVerify>(p);
+  kernels::decode_step_body<2, kHeadDim, kElementBytes, kIsVerify>(p);
 }
 
 template <int32_t kHeadDim>

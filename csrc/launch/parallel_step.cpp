@@ -26,7 +26,8 @@ void check_parallel_step(const abi::ParallelStepParams& p, int32_t grid) {
   const int32_t most = at.max_rows < abi::kMaxParallelRows ? at.max_rows : abi::kMaxParallelRows;
   require(p.rows <= most, "rows " + text(p.rows) + " is above " + text(most));
   const abi::SymmetricLayout wanted = abi::symmetric_layout(at.num_ranks, at.max_rows, at.hidden, abi::kPeerCopies);
-  require(std::memcmp(&wanted, &at, sizeof(at)) == 0, "symmetric is not symmetric_layout of num_ranks, max_rows, hidden and " + text(abi::kPeerCopies));
+  require(std::memcmp(&wanted, &at, sizeof(at)) == 0,
+          "symmetric is not symmetric_layout of num_ranks, max_rows, hidden and " + text(abi::kPeerCopies));
   for (int32_t rank = 0; rank < at.num_ranks; ++rank) {
     const auto address = reinterpret_cast<uintptr_t>(p.workspaces[rank]);
     require(address != 0 && address % 128 == 0, "the address of the workspace of rank " + text(rank) + " is null or not a multiple of 128");

@@ -1,4 +1,4 @@
-// CUDA side of launch/parallel_step.hpp, and its instances: heads of 128, up to 16 rows; of MoE layers up to 128 experts.
+// CUDA side of launch/parallel_step.hpp, and its instances: decode steps, heads of 128, up to 16 rows; of MoE layers up to 128 experts.
 #include "launch/parallel_step.hpp"
 
 #include <cuda_runtime.h>
@@ -25,33 +25,30 @@ void require(bool is_met, const std::string& what) {
 
 void check_instance(const abi::ParallelStepParams& p) {
   const abi::Geometry& g = p.geometry;
+  require(p.rows_per_request == 1, "a tensor-parallel verify step has no kernel");
   require(g.head_dim == 128, "head_dim " + std::to_string(g.head_dim) + " of a tensor-parallel step is not 128");
   require(g.num_experts <= 32 * abi::kServedExpertWords,
           "num_experts " + std::to_string(g.num_experts) + " is above " + std::to_string(32 * abi::kServedExpertWords));
 }
 
-template <int32_t kNTiles, bool kIsVerify>
+template <int32_t kNTiles>
 Kernel select_layers(const abi::ParallelStepParams& p) {
-  if (p.geometry.num_experts > 0) return kernels::decode_step_parallel<kNTiles, 2, kIsVerify, abi::kServedExpertWords>;
-  if (p.weights == abi::kWeightsBf16) return kernels::decode_step_parallel<kNTiles, 2, kIsVerify, 0>;
-  return kernels::decode_step_parallel<kNTiles, 1, kIsVerify, 0>;
+  if (p.geometry.num_experts > 0) return kernels::decode_step_parallel<kNTiles, 2, abi::kServedExpertWords>;
+  return p.weights == abi::kWeightsBf16 ? kernels::decode_step_parallel<kNTiles, 2, 0> : kernels::decode_step_parallel<kNTiles, 1, 0>;
 }
 
 Kernel select_kernel(const abi::ParallelStepParams& p) {
   check_instance(p);
-  if (p.rows_per_request > 1) return p.rows <= 8 ? select_layers<1, true>(p) : select_layers<2, true>(p);
-  return p.rows <= 8 ? select_layers<1, false>(p) : select_layers<2, false>(p);
+  return p.rows <= 8 ? select_layers<1>(p) : select_layers<2>(p);
 }
 
 template <int32_t kNTiles>
 VirtualKernel select_virtual_layers(const abi::ParallelStepParams& p) {
-  return p.geometry.num_experts > 0 ? kernels::decode_step_virtual<kNTiles, 2, false, abi::kServedExpertWords>
-                                    : kernels::decode_step_virtual<kNTiles, 2, false, 0>;
+  return p.geometry.num_experts > 0 ? kernels::decode_step_virtual<kNTiles, abi::kServedExpertWords> : kernels::decode_step_virtual<kNTiles, 0>;
 }
 
 VirtualKernel select_virtual_kernel(const abi::ParallelStepParams& p) {
   check_instance(p);
-  require(p.rows_per_request == 1, "a verify step of virtual ranks has no kernel");
   require(p.weights == abi::kWeightsBf16, "a step of virtual ranks with FP8 weights has no kernel");
   return p.rows <= 8 ? select_virtual_layers<1>(p) : select_virtual_layers<2>(p);
 }
@@ -93,7 +90,8 @@ void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_
     }
     all.of[i] = ranks[i];
   }
-  launch(select_virtual_kernel(ranks[0]), all, dim3(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks)), ranks[0].shared.total_bytes, stream);
+  const dim3 all_blocks(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks));
+  launch(select_virtual_kernel(ranks[0]), all, all_blocks, ranks[0].shared.total_bytes, stream);
 }
 
 int32_t parallel_step_max_blocks(const abi::ParallelStepParams& p, bool is_virtual) {

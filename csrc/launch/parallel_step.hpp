@@ -10,7 +10,7 @@ namespace sgl_lowlatency::launch {
 // A rank's launch, as decode_step_cuda; every rank of the group launches the same plan's step.
 void parallel_step_cuda(const abi::ParallelStepParams& params, int32_t grid, uintptr_t stream);
 
-// One launch of virtual ranks on the current device, `grid` blocks each; they are all ranks of their group. Decode steps alone.
+// One launch of virtual ranks on the current device, `grid` blocks each; they are all ranks of their group. bf16.
 void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_t grid, uintptr_t stream);
 
 // Blocks that the current device holds at once, of a rank's launch or of one of virtual ranks.

@@ -41,18 +41,19 @@ def least(num_ranks, num_layers):
     return tiny(num_layers, 64, num_ranks, num_ranks, 64, 64 * num_ranks, vocab=64)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize(("name", "lengths"), [("narrow", MIXED[0]), ("group5", [17, 1, 128, 63, 2, 64]), ("wide", [1, 65])])
+@pytest.mark.parametrize(("name", "lengths", "num_ranks"), [
+    ("narrow", MIXED[0], 1), ("narrow", MIXED[0], 2), ("narrow", MIXED[0], 4), ("narrow", MIXED[0], 8), ("group5", [17, 1, 65, 2], 8), ("wide", [9], 2), ("wide", [9], 4),
+])
 def test_ranks_add_up_to_the_unsharded_oracles_step(name, lengths, num_ranks):
     geometry = WHOLE[name]
     weights = random_weights(geometry, 21, has_lm_head=True)
-    steps = [random_step(geometry, lengths, 21 + i) for i in range(2)]
+    steps = [random_step(geometry, lengths, 21 + i) for i in range(3 if len(lengths) == 1 else 1)]
     runner = RankRunner(geometry, weights, num_ranks, (len(lengths),), 3, captured=(0, 1), emulation=EmulationOptions(seed=num_ranks))
     outputs = [runner.run(step) for step in steps]
     assert all(same_streams(of_ranks) for of_ranks in outputs)
     report = gate(geometry, weights, steps, [runner.joined(of_ranks) for of_ranks in outputs], captured=(0, 1))
     assert report.passed, report
-    assert [step.executed() for step in runner.steps] == [{len(lengths): 2}] * num_ranks
+    assert [step.executed() for step in runner.steps] == [{len(lengths): len(steps)}] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -66,7 +67,7 @@ def test_ranks_of_16_rows_and_several_panels(num_ranks):
     assert same_streams(outputs) and report.passed, report
 
 
-@pytest.mark.parametrize(("rows_per_request", "prefixes"), [(4, [16, 90, 0]), (8, [63, 1])])
+@pytest.mark.parametrize(("rows_per_request", "prefixes"), [(4, [16, 0]), (8, [33])])
 def test_ranks_of_a_verify_step(rows_per_request, prefixes):
     geometry = WHOLE["narrow"]
     weights = random_weights(geometry, 22, has_lm_head=True)
@@ -97,11 +98,11 @@ def run_moe(runner, inputs):
     return outputs, MoeRun(runner.joined(outputs), logits, [routing.choose(of_layer, g.top_k, g.norm_topk_prob) for of_layer in logits])
 
 
-@pytest.mark.parametrize(("num_ranks", "rows"), [(2, 1), (4, 5), (4, 16)])
+@pytest.mark.parametrize(("num_ranks", "rows"), [(2, 1), (4, 5), (2, 9)])
 def test_ranks_of_moe_layers(num_ranks, rows):
     """Each rank has a share of every expert's channels, and all choose alike."""
     weights = random_weights(MOE, 24, has_lm_head=True)
-    steps = [random_step(MOE, ([65, 1, 3, 64] * 4)[:rows], 24 + i) for i in range(3 if rows == 1 else 1)]
+    steps = [random_step(MOE, ([33, 1, 3, 16] * 4)[:rows], 24 + i) for i in range(3 if rows == 1 else 1)]
     runner = RankRunner(MOE, weights, num_ranks, (rows,), 5)
     runs = [run_moe(runner, step) for step in steps]
     report = moe_gate(MOE, weights, steps, [one for _, one in runs])

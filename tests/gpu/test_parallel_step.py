@@ -46,15 +46,6 @@ def test_other_shapes(name):
     require_passed(geometry, weights, runner, [random_step(geometry, LENGTHS[:5], SEED, "cuda")])
 
 
-@pytest.mark.parametrize("rows_per_request", [2, 4])
-def test_verify_steps_of_ranks_apart(rows_per_request):
-    """The virtual instances are decode's."""
-    geometry, weights, runner = cut_runner("qwen3-8b", SEED, 2, (8,), rows_per_request={8: rows_per_request})
-    prefixes = [63, 300, 1, 17][: 8 // rows_per_request]
-    step = random_step(geometry, prefixes, SEED, "cuda", rows_per_request=rows_per_request, lengths_are_prefix=True)
-    require_passed(geometry, weights, runner, [step], apart=True)
-
-
 @pytest.mark.parametrize("weight_format", ["fp8_block", "fp8_channel"])
 @pytest.mark.parametrize("rows", [1, 8, 16])
 def test_fp8_weights_of_ranks_apart(rows, weight_format):

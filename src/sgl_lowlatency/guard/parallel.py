@@ -31,7 +31,8 @@ SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 
 
 def parallel_config_reasons(cfg: Any, hf_config: Any, element_bytes: int, *, emulate: bool) -> list[str]:
-    """Why the model of this HF config cannot be split over cfg.tp_size ranks, beside SERVER_ARGUMENTS. Sizes of the whole model are guard/config.py's."""
+    """Why the model of this HF config cannot be split over cfg.tp_size ranks, beside SERVER_ARGUMENTS and what guard/config.py says of the whole
+    model."""
     if cfg.tp_size == 1 or cfg.tp_size not in TP_SIZES:
         return []  # SGLang refuses the others: the specs name TP_SIZES
     try:

@@ -102,7 +102,8 @@ class DecodeStep:
     def extra_bytes(self) -> int:
         """Device bytes that this object holds beside SGLang's own tensors."""
         tables = [self._layer_table, self._map_table, *self._tile_tables.values(), *([] if self._scale_table is None else [self._scale_table])]
-        return sum(t.numel() * t.element_size() for t in [self.workspace, self._sync, *tables])
+        shared = 0 if self.group is None else self.group.workspaces.layout.total_bytes
+        return shared + sum(t.numel() * t.element_size() for t in [self.workspace, self._sync, *tables])
 
     def attach_kv(self, k_buffers: list[torch.Tensor], v_buffers: list[torch.Tensor], req_to_token: torch.Tensor) -> None:
         """Names the KV pool: one [slots, num_kv_heads, head_dim] bf16 tensor a layer for k and for v, all alike, and

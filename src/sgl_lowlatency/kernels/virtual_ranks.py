@@ -27,8 +27,8 @@ def virtual_groups(num_ranks: int, max_rows: int, hidden: int, num_tokens: int, 
 class VirtualRanks:
     """Launches the steps of all ranks of a group at once: on CUDA in one launch, whose grid all of them share; in emulation as GPUs of their own.
 
-    steps: of rank 0, 1, .., alike in grid and device. emulation: of the launches; the steps' own is not looked at. Raises ValueError for steps that are
-    not a group's, and on CUDA RuntimeError when their blocks cannot be resident at once.
+    steps: of rank 0, 1, .., alike in grid and device. emulation: of the launches; the steps' own is not looked at. Raises ValueError for steps
+    that are not a group's, and on CUDA RuntimeError when their blocks cannot be resident at once.
     """
 
     def __init__(self, steps: Sequence[DecodeStep], emulation: EmulationOptions | None = None):
@@ -81,4 +81,5 @@ class VirtualRanks:
             with torch.cuda.device(self.device):
                 blocks = _C.parallel_step_max_blocks(params, True)
             if blocks < self.grid * len(self.steps):
-                raise RuntimeError(f"{len(self.steps)} virtual ranks of {self.grid} blocks need more than the {blocks} that this GPU holds at {rows} rows")
+                needed = f"{len(self.steps)} virtual ranks of {self.grid} blocks"
+                raise RuntimeError(f"{needed} need more than the {blocks} that this GPU holds at {rows} rows")

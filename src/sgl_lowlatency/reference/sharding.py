@@ -12,7 +12,10 @@ from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs
 
 def shard_weights(geometry: Geometry, weights: DecodeStepWeights, rank: int, num_ranks: int) -> DecodeStepWeights:
-    """Rank `rank`'s weights; what all ranks have is shared, the rest copied. geometry: the whole model's."""
+    """Rank `rank`'s weights; what all ranks have is shared, the rest copied; of one rank, the weights. geometry: the whole
+    model's."""
+    if num_ranks == 1:
+        return weights
     rows = geometry.shard(num_ranks).vocab
 
     def of_vocab(matrix: torch.Tensor | None) -> torch.Tensor | None:

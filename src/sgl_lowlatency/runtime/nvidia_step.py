@@ -34,8 +34,9 @@ class NvidiaStep:
 
     head_reasons: why the LM head is the logits processor's; it is the kernel's where step.weights have one.
     tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a verify step has a request, and then
-    it serves verify steps alone. exchange: of several ranks that share the model, of which geometry, step and plans are one's: sends JSON values to all
-    and returns theirs, in rank order; None: there is one. Every rank must decide alike: what plan() looks at is the scheduler's, which is the same on all.
+    it serves verify steps alone. exchange: of several ranks that share the model, of which geometry, step and plans are one's: sends JSON values
+    to all and returns theirs, in rank order; None: there is one. Every rank must decide alike: what plan() looks at is the scheduler's, which is
+    the same on all.
     widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
     SGLang's forward thread.
     """

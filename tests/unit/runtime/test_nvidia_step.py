@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ def environment(monkeypatch):
     return set_fields
 
 
-def build(serving, *widths, planted=0):
+def build(serving, *widths, planted=0, exchange=None):
     return nvidia_step.NvidiaStep(
         model=serving.model,
         geometry=serving.geometry,
@@ -43,6 +44,7 @@ def build(serving, *widths, planted=0):
         device_name="host emulation",
         tokens_per_request=serving.drafts,
         head_reasons=() if serving.weights.lm_head is not None else ("lm_head has a bias",),
+        exchange=exchange,
     )
 
 
@@ -271,3 +273,38 @@ def test_logits_of_other_hidden_states_are_computed(serving, environment):
     assert head.apply(head, hidden) is logits
     assert torch.equal(head.apply(head, hidden[:1]), hidden[:1] @ weight.T)
     assert torch.equal(head.apply(head, hidden, weight[:, 0]), torch.nn.functional.linear(hidden, weight, weight[:, 0]))
+
+
+def test_ranks_refuse_together_what_one_of_them_finds_wrong(serving, environment):
+    """This rank's self-check passes; the other one's did not, or both did."""
+    told = []
+
+    def exchange(claim):
+        told.append(claim)
+        return [claim, {"failed": "2 rows: FAILED"}]
+
+    with pytest.raises(RuntimeError, match="^decode_step self-check failed, the server is refused: rank 1: 2 rows: FAILED$"):
+        run(build(serving, 2, exchange=exchange), serving, live_batch(serving, [70, 1]))
+    run(build(serving, 2, exchange=lambda claim: [claim, {"failed": None}]), serving, live_batch(serving, [70, 1]))
+    assert told == [{"failed": None}]
+
+
+def test_a_rank_tells_the_others_what_it_finds_wrong(serving, environment):
+    told = []
+
+    def exchange(claim):
+        told.append(claim)
+        return [{"failed": None}, claim]
+
+    with pytest.raises(RuntimeError, match="the server is refused: rank 1: 2 rows, .*FAILED"):
+        run(build(serving, 2, planted=8, exchange=exchange), serving, live_batch(serving, [70, 1]))
+    assert len(told) == 1 and "FAILED" in told[0]["failed"]
+
+
+def test_a_shard_of_the_logits_is_gathered_in_bf16():
+    """As SGLang gathers its own products: the shard is rounded to bf16, nothing is lost."""
+    hidden, shard = torch.zeros(2, 8, dtype=torch.bfloat16), torch.randn(2, 32).bfloat16().float()
+    head = SimpleNamespace(weight=torch.zeros(32, 8, dtype=torch.bfloat16))
+    handed = ComputedLogits(head, hidden, shard, is_shard=True).apply(head, hidden)
+    assert handed.dtype == torch.bfloat16 and torch.equal(handed.float(), shard)
+    assert ComputedLogits(head, hidden, shard).apply(head, hidden) is shard

@@ -12,6 +12,14 @@ SGL_DEVICE Stream input_stream(const DecodeStepParams& p, int32_t layer, Op op) 
   return op == abi::kOpQkv || op == abi::kOpOutProj ? end_stream(p, layer - 1) : mid_stream(p, layer);
 }
 
+// The norm weights that scale what out_proj or down of `layer` hands over. Scaled by the norm behind the last layer, the stream is the LM head's
+// operand.
+template <class Op>
+SGL_DEVICE const bf16* norm_behind(const DecodeStepParams& p, const Shared& s, int32_t layer, Op op) {
+  const bool is_last = op == abi::kOpDown && layer + 1 == p.geometry.num_layers;
+  return op == abi::kOpOutProj ? layer_tables(s, layer).weights.post_norm : is_last ? p.final_norm : layer_tables(s, layer + 1).weights.input_norm;
+}
+
 // Fills the panel with columns [k0, k1) of operation `op`'s input and passes a consumer barrier; with the last columns, where it
 // reads the stream, Row::inverse_rms follows, which the next barrier publishes. Entry: all consumer threads; the panel is free.
 template <int32_t kElementBytes, class Op>

@@ -1,10 +1,10 @@
-// The residual stream of a tensor-parallel step: partial sums of out_proj and down go from registers to every rank's workspace, and whoever owns a tile
-// takes all ranks' words of it, adds them in rank order to the stream, and hands that over as a step of one rank does. The embedding comes the same way
-// from the rank that has the row.
+// The residual stream of a tensor-parallel step: partial sums of out_proj and down go from registers to every rank's workspace, and whoever owns
+// a tile takes all ranks' words of it, adds them in rank order to the stream, and hands that over as a step of one rank does. The embedding comes
+// the same way from the rank that has the row.
 //
-// Words are data and flag at once, at system scope. A layer has kPeerGenerations' copies of them in turn. Of a tile everything is one block's, on every
-// rank the same number: it reads the words, clears them a layer later, and pushes the next ones. DESIGN-tp.md argues from that why no store to them is
-// early.
+// Words are data and flag at once, at system scope. Layers take kPeerGenerations copies of them in turn. Of a tile everything is one block's, on
+// every rank the same number: it reads the words, clears them a layer later, and pushes the next ones. DESIGN-tp.md argues from that why no store
+// to them is early.
 #pragma once
 #include "sgl_lowlatency/abi/parallel_step.hpp"
 #include "sgl_lowlatency/stages/operand.hpp"
@@ -41,14 +41,8 @@ SGL_DEVICE void clear_pushed_words(const ParallelStepParams& p, const Shared& s,
   }
 }
 
-// The norm weights that scale what out_proj or down of `layer` hands over; behind the last layer, the LM head's.
-SGL_DEVICE const bf16* norm_behind(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t op) {
-  if (op == abi::kOpOutProj) return layer_tables(s, layer).weights.post_norm;
-  return layer + 1 == p.geometry.num_layers ? p.final_norm : layer_tables(s, layer + 1).weights.input_norm;
-}
-
-// The block's own tiles of out_proj or down, all in one trip: a thread has two columns of a row. Entry: all consumer threads, behind the block's last
-// push of the operation.
+// The block's own tiles of out_proj or down, all in one trip: a thread has two columns of a row. Entry: all consumer threads, behind the block's
+// last push of the operation.
 SGL_DEVICE void take_sums(const ParallelStepParams& p, const Shared& s, int32_t layer, int32_t op) {
   constexpr int32_t kPairs = abi::kTileRows / 2;
   const bool is_down = op == abi::kOpDown;
@@ -67,8 +61,8 @@ SGL_DEVICE void take_sums(const ParallelStepParams& p, const Shared& s, int32_t 
       dialect::load_words(word, before.buffer + word_idx);
       weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(norm + tile * abi::kTileRows + m));
       float sums[2];
-      await_pushed<abi::kMaxRanks>(peer_sink(p), peers_of(p), is_down ? abi::kPeerDown : abi::kPeerOutProj, layer, peer_copy(s, layer, is_down), tile, row,
-                                   m, sums);
+      const abi::PeerPhase phase = is_down ? abi::kPeerDown : abi::kPeerOutProj;
+      await_pushed<abi::kMaxRanks>(peer_sink(p), peers_of(p), phase, layer, peer_copy(s, layer, is_down), tile, row, m, sums);
       if (!sync::is_written(word)) sync::await_words(fault_sink(p), before, word_idx, word);
       x = pack_bf16(low_float(word[0]) + sums[0], high_float(word[0]) + sums[1]);
     }
@@ -80,7 +74,8 @@ SGL_DEVICE void take_sums(const ParallelStepParams& p, const Shared& s, int32_t 
 // Two columns of a row of the embedding, bf16, once the rank that has the row has pushed them.
 SGL_DEVICE uint32_t await_embedding(const ParallelStepParams& p, int32_t copy, int32_t from, int32_t tile, int32_t row, int32_t m) {
   const sync::Peers peers = peers_of(p);
-  const uint32_t* const words = parity_words(p.symmetric, p.workspaces[p.rank], copy) + abi::tile_word(p.symmetric, from, tile) + row * abi::kTileRows;
+  const uint32_t* const tiles = parity_words(p.symmetric, p.workspaces[p.rank], copy);
+  const uint32_t* const words = tiles + abi::tile_word(p.symmetric, from, tile) + row * abi::kTileRows;
   uint32_t word[1];
   sync::wait_for_peers(
       peer_sink(p), peers,

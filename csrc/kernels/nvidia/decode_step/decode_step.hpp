@@ -65,11 +65,7 @@ struct DecodeStep {
       if constexpr (kIsParallel) return {};  // take_sums loads them
       uint32_t word[1];
       dialect::load_words(word, stream_words(step.p, step.s, input_stream(step.p, layer, op), step.p.stream.x).buffer + stream_word(tile, m, n));
-      // Scaled by the norm behind the last layer, the stream is the LM head's operand.
-      const bool is_last = op == abi::kOpDown && layer + 1 == step.p.geometry.num_layers;
-      const bf16* const norm = op == abi::kOpOutProj ? layer_tables(step.s, layer).weights.post_norm
-                               : is_last              ? step.p.final_norm
-                                                      : layer_tables(step.s, layer + 1).weights.input_norm;
+      const bf16* const norm = norm_behind(step.p, step.s, layer, op);
       return {word[0], dialect::load_constant(reinterpret_cast<const uint32_t*>(norm + tile * abi::kTileRows + m))};
     }
     SGL_DEVICE int64_t stream_word(int32_t tile, int32_t m, int32_t n) const {

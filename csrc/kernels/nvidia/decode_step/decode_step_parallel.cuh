@@ -1,18 +1,19 @@
-// CUDA entries of a tensor-parallel decode_step: a rank's launch on its own GPU, and the launch of several virtual ranks on one.
+// CUDA entries of a tensor-parallel decode_step: a rank's launch on its own GPU, and the launch of several virtual ranks on one. Decode, heads
+// of 128.
 #pragma once
 #include "kernels/nvidia/decode_step/decode_step.hpp"
 
 namespace sgl_lowlatency::kernels {
 
-template <int32_t kNTiles, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords>
+template <int32_t kNTiles, int32_t kElementBytes, int32_t kExpertWords>
 __global__ void __launch_bounds__(abi::kNumThreads, 1) decode_step_parallel(const __grid_constant__ abi::ParallelStepParams params) {
-  decode_step_body<kNTiles, 128, kElementBytes, kIsVerify, kExpertWords>(params);
+  decode_step_body<kNTiles, 128, kElementBytes, false, kExpertWords>(params);
 }
 
 // The ranks are the grid's rows: block_idx and grid_dim are a rank's own, as on a GPU of its own.
-template <int32_t kNTiles, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords>
+template <int32_t kNTiles, int32_t kExpertWords>
 __global__ void __launch_bounds__(abi::kNumThreads, 1) decode_step_virtual(const __grid_constant__ abi::VirtualRanks ranks) {
-  decode_step_body<kNTiles, 128, kElementBytes, kIsVerify, kExpertWords>(ranks.of[blockIdx.y]);
+  decode_step_body<kNTiles, 128, 2, false, kExpertWords>(ranks.of[blockIdx.y]);
 }
 
 }  // namespace sgl_lowlatency::kernels
