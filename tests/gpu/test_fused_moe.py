@@ -11,6 +11,8 @@ SHAPES = [  # hidden, intermediate, experts, top_k, grid
     (1280, 384, 48, 6, 5),
     (128, 640, 16, 2, 40),
     (384, 128, 96, 1, 1),
+    (5120, 256, 16, 2, 2),
+    (5120, 384, 128, 3, 132),  # a DSpark stage's experts
 ]
 
 

@@ -140,7 +140,6 @@ struct MoeBlockState {
 struct MoeSmem {
   int32_t barriers;  // full[kMoeStages], empty[kMoeStages], routed as uint64_t
   int32_t state;     // MoeBlockState
-  int32_t chosen;    // [rows][kChosenPitch] uint32: each row's set of experts
   int32_t row_bits;  // [kMoeRowWords][num_experts] uint32
   int32_t ids;       // [rows * top_k] uint32: choices
   int32_t weights;   // [rows * top_k] float
@@ -169,7 +168,6 @@ SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
   };
   at.barriers = take((2 * kMoeStages + 1) * 8);
   at.state = take(static_cast<int32_t>(sizeof(MoeBlockState)));
-  at.chosen = take(rows * kChosenPitch * 4);
   at.row_bits = take(kMoeRowWords * g.num_experts * 4);
   at.ids = take(pairs * 4);
   at.weights = take(pairs * 4);

@@ -20,7 +20,6 @@ struct MoeShared {
   // Phase complete: the jobs are there.
   SGL_DEVICE uint64_t* routed() const { return full(2 * abi::kMoeStages); }
   SGL_DEVICE abi::MoeBlockState* state() const { return section<abi::MoeBlockState>(at.state); }
-  SGL_DEVICE uint32_t* chosen(int32_t row) const { return section<uint32_t>(at.chosen) + row * abi::kChosenPitch; }
   SGL_DEVICE uint32_t* row_bits() const { return section<uint32_t>(at.row_bits); }
   SGL_DEVICE uint32_t* ids() const { return section<uint32_t>(at.ids); }
   SGL_DEVICE float* weights() const { return section<float>(at.weights); }
