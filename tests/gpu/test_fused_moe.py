@@ -12,6 +12,7 @@ SHAPES = [  # hidden, intermediate, experts, top_k, grid
     (128, 640, 16, 2, 40),
     (384, 128, 96, 1, 1),
     (5120, 256, 16, 2, 2),
+    (128, 2304, 16, 2, 3),
     (5120, 384, 128, 3, 132),  # a DSpark stage's experts
 ]
 

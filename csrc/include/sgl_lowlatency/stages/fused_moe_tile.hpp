@@ -24,18 +24,31 @@ SGL_DEVICE MoeColumns load_moe_columns(const char* row, int32_t step, int32_t ha
   return {{load_shared_vec(at), load_shared_vec(at + 64)}};
 }
 
-// words: the lane's 16 bytes of a stored row, four fragments. scales: of the step's block, at [g][tile of the 64 rows][t].
-SGL_DEVICE void multiply_fp4(MoeTile& tile, const char* words, const char* scales, const MoeColumns& b) {
+// A step of FP4. words: the lane's 16 bytes of a stored row, four fragments. scales: of the step's block, at [g][tile of the 64 rows][t]. columns:
+// the lane's panel row, at the step and the half.
+SGL_DEVICE void multiply_fp4(MoeTile& tile, const char* words, const char* scales, const char* columns) {
   const Vec16 w = load_shared_vec(words);
   const uint32_t first = fp4_factor(static_cast<uint8_t>(scales[0])), last = fp4_factor(static_cast<uint8_t>(scales[8 * 16]));
+  const Vec16 b[2] = {load_shared_vec(columns), load_shared_vec(columns + 64)};
 SGL_UNROLL
   for (int32_t j = 0; j < 4; ++j) {
     uint32_t a[4];
-    const Vec16& columns = b.q[j / 2];
-    const uint32_t fragment[2] = {columns.w[j % 2 * 2], columns.w[j % 2 * 2 + 1]};
+    const uint32_t fragment[2] = {b[j / 2].w[j % 2 * 2], b[j / 2].w[j % 2 * 2 + 1]};
     fp4_fragment(w.w[j], first, last, a);
     dialect::mma_m16n8k16(tile.c[j % 2], a, fragment);
   }
+}
+// `count` steps, kStride apart. kServed of them, DeepSeek-V4.1's number, go without a loop: no addresses to compute, and the loads of later steps are
+// under way while earlier ones are multiplied.
+template <int32_t kStride, int32_t kServed>
+SGL_DEVICE void multiply_fp4_steps(MoeTile& tile, int32_t count, const char* words, const char* scales, const char* columns) {
+  if (count == kServed) {
+SGL_UNROLL
+    for (int32_t i = 0; i < kServed; ++i) multiply_fp4(tile, words + i * kStride * 64, scales + i * kStride * 256, columns + i * kStride * 256);
+    return;
+  }
+SGL_NO_UNROLL
+  for (int32_t i = 0; i < count; ++i) multiply_fp4(tile, words + i * kStride * 64, scales + i * kStride * 256, columns + i * kStride * 256);
 }
 
 // row: the lane's 16 bytes of row g. pitch: from row to row.
@@ -82,22 +95,17 @@ SGL_DEVICE void multiply_moe_stage(const FusedMoeParams& p, const MoeShared& s, 
     const int32_t part = dialect::planted(dialect::Planted::kGateScaleForUp) ? 0 : piece.part;
     const char* const scale = s.scales(scales.first + part, p.geometry) + g * 16 + unit.tile % 4 * 4 + scale_lane;
     const char* const words = at + g * (p.geometry.hidden / 2) + t * 16;
-SGL_UNROLL
-    for (int32_t step = warp; step < piece.steps; step += abi::kNumConsumerWarps) {
-      multiply_fp4(tile, words + step * 64, scale + step * 256, load_moe_columns(row, step, piece.half));
-    }
+    multiply_fp4_steps<abi::kNumConsumerWarps, 5>(tile, abi::moe_ceil_div(piece.steps - warp, abi::kNumConsumerWarps), words + warp * 64,
+                                                  scale + warp * 256, row + warp * 256 + piece.half * 128);
     return;
   }
   if (warp / 4 != stage % 2) return;
   if (kOp == abi::kMoeDown) {
     const char* const scale = s.scales(scales.first, p.geometry) + g * 16 + piece.tile * 4 + scale_lane;
-    const char* const words = at + g * (p.geometry.intermediate / 2) + t * 16;
-    const int32_t half_bytes = 8 * (p.geometry.intermediate / 2);
-SGL_UNROLL
-    for (int32_t item = warp % 4; item < 2 * piece.steps; item += 4) {
-      const int32_t step = item / 2, half = item % 2;
-      multiply_fp4(tile, words + half * half_bytes + step * 64, scale + step * 256, load_moe_columns(row, step, half));
-    }
+    // Of the warps of a stage two have the first 16 of each 32 columns, two the others, each every other step.
+    const int32_t half = warp % 2, step = warp % 4 / 2;
+    const char* const words = at + (half * 8 + g) * (p.geometry.intermediate / 2) + step * 64 + t * 16;
+    multiply_fp4_steps<2, 9>(tile, abi::moe_ceil_div(piece.steps - step, 2), words, scale + step * 256, row + step * 256 + half * 128);
     return;
   }
   constexpr abi::MoeStage kLayout = abi::moe_stage(kOp);
