@@ -143,7 +143,7 @@ class FlashInferExperts:
             self.run(
                 input=x, token_selected_experts=record.ids, token_final_scales=record.weights, fc1_expert_weights=w.gate_up, fc2_expert_weights=w.down,
                 output_dtype=torch.bfloat16, quant_scales=[w.gate_up_scale.view(torch.int32), w.down_scale.view(torch.int32)],
-                swiglu_limit=self.limit, use_w4_group_scaling=True, activation_type=self.activation, output=out,
+                swiglu_limit=self.limit, use_w4_group_scaling=True, activation_type=self.activation, output=out, use_fused_finalize=False,
             )  # fmt: skip
 
     def problems(self) -> list[str]:

@@ -27,6 +27,8 @@ void check_fused_moe(const abi::FusedMoeParams& p, int32_t grid) {
   require_within(p.rows, 1, abi::kMoeMaxRows, "rows");
   require_multiple(g.hidden, abi::kMoeStepK, "hidden");
   require_multiple(g.intermediate, abi::kMoeStepK, "intermediate");
+  require_within(g.hidden, abi::kMoeStepK, abi::kMoeMaxHidden, "hidden");
+  require_within(g.intermediate, abi::kMoeStepK, abi::kMoeMaxIntermediate, "intermediate");
   require_multiple(g.num_experts, 16, "num_experts");
   require_within(g.num_experts, 16, abi::kMaxExperts, "num_experts");
   require_within(g.top_k, 1, abi::kMoeMaxTopK, "top_k");

@@ -11,7 +11,8 @@ SHAPES = [  # hidden, intermediate, experts, top_k, grid
     (1280, 384, 48, 6, 5),  # two splits of K, the second one short; stages that end early in both ops
     (128, 640, 16, 2, 40),  # more blocks than units of most ops
     (384, 128, 96, 1, 1),  # a block alone; a choice that is not normalised
-    (5120, 256, 16, 2, 2),  # DeepSeek-V4.1's width: units of as many stages as the ring has, whose scales stay in it
+    (5120, 256, 16, 2, 2),  # DeepSeek-V4.1's width, and its number of steps of gate_up a warp
+    (128, 2304, 16, 2, 3),  # the same of down
 ]
 
 

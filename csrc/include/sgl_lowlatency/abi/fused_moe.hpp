@@ -13,8 +13,11 @@ constexpr int32_t kMoeColumns = 8;         // of the MMA: rows that one tile of 
 constexpr int32_t kMoeStepK = 128;         // K elements of a step: a lane has 32 consecutive ones, one FP4 scale a row of weights
 constexpr int32_t kMoeSplitK = 1024;       // K elements of a router item
 constexpr int32_t kMoeRowWords = 2;        // words of a set of rows: row r is bit r % 32 of word r / 32
-constexpr int32_t kMoeStages = 5;          // of the weight ring
-constexpr int32_t kMoeStageBytes = 22528;  // of one: the largest MoeOp's
+constexpr int32_t kMoeStages = 4;          // of the weight ring
+constexpr int32_t kMoeStageBytes = 20992;  // of one: the largest MoeOp's
+constexpr int32_t kMoeScaleSlots = 3;      // of FP4 scales: what a slot held was read kMoeStages stages before it is filled again (DESIGN.md)
+constexpr int32_t kMoeMaxHidden = 5120;    // 8 rows of FP4 are a stage
+constexpr int32_t kMoeMaxIntermediate = 2560;  // 16 rows of FP4 are a stage
 constexpr int32_t kMoeProducerWarp = kNumConsumerWarps;
 constexpr int32_t kMoeRouterWarp = kNumConsumerWarps + 1;
 constexpr int32_t kMoeThreads = (kNumConsumerWarps + 2) * 32;  // consumers first
@@ -49,35 +52,25 @@ enum MoePoint : int32_t {
 };
 
 struct MoeGeometry {
-  int32_t hidden;        // a multiple of 128
-  int32_t intermediate;  // of an expert and of the shared one, a multiple of 128
+  int32_t hidden;        // a multiple of 128 up to kMoeMaxHidden
+  int32_t intermediate;  // of an expert and of the shared one, a multiple of 128 up to kMoeMaxIntermediate
   int32_t num_experts;   // a multiple of 16, at most kMaxExperts
   int32_t top_k;         // at most kMoeMaxTopK and num_experts
 };
 
-// How an op's weights lie in a stage: `rows` of `steps` steps each, `pitch` bytes apart, then the scales.
+// Stages of FP8 and bf16 are 16 rows of at most so many steps, each row a copy of its own, `pitch` bytes apart: what eight lanes read at a time lies in
+// different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are one copy: 8 stored rows of gate_up, 16 of down, all of K.
 struct MoeStage {
-  int32_t rows;
-  int32_t steps;       // at most, of one stage
-  int32_t step_bytes;  // of one row and step
-  int32_t pitch;       // 64 mod 128 for FP4, 16 for FP8: what eight lanes read at a time lies in different banks
+  int32_t steps;
+  int32_t step_bytes;  // of one row
+  int32_t pitch;
 };
 SGL_ABI_FUNCTION MoeStage moe_stage(MoeOp op) {
-  if (op == kMoeRouter) return {16, 4, 256, 1056};
-  if (op == kMoeSharedGateUp) return {32, 4, 128, 528};
-  if (op == kMoeGateUp) return {32, 8, 64, 576};
-  if (op == kMoeSharedDown) return {64, 2, 128, 272};
-  return {64, 4, 64, 320};
+  if (op == kMoeRouter) return {4, 256, 1056};
+  return op == kMoeSharedGateUp ? MoeStage{10, 128, 1296} : MoeStage{9, 128, 1168};
 }
-// Bytes of a stage's scales: FP4, of whole blocks of 64 rows and 128 columns, gate | up; FP8, fp32 of whole blocks of 32 rows and columns.
-SGL_ABI_FUNCTION int32_t moe_scale_bytes(MoeOp op, int32_t steps) {
-  if (op == kMoeRouter) return 0;
-  if (op == kMoeGateUp) return 2 * steps * 256;
-  if (op == kMoeDown) return steps * 256;
-  return 2 * steps * 16;
-}
-static_assert(32 * 576 + 2 * 8 * 256 <= kMoeStageBytes && 64 * 320 + 4 * 256 <= kMoeStageBytes && 64 * 272 + 64 <= kMoeStageBytes &&
-                  32 * 528 + 128 <= kMoeStageBytes && 16 * 1056 <= kMoeStageBytes, "every op's stage fits");
+static_assert(16 * 1056 <= kMoeStageBytes && 16 * 1296 + 10 * 16 <= kMoeStageBytes && 8 * kMoeMaxHidden / 2 <= kMoeStageBytes &&
+                  16 * kMoeMaxIntermediate / 2 <= kMoeStageBytes, "every op's stage fits");
 
 SGL_ABI_FUNCTION int32_t moe_ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 SGL_ABI_FUNCTION int32_t moe_groups(int32_t rows) { return moe_ceil_div(rows, kMoeColumns); }
@@ -140,7 +133,6 @@ struct MoeBlockState {
 struct MoeSmem {
   int32_t barriers;  // full[kMoeStages], empty[kMoeStages], routed as uint64_t
   int32_t state;     // MoeBlockState
-  int32_t chosen;    // [rows][kChosenPitch] uint32: each row's set of experts
   int32_t row_bits;  // [kMoeRowWords][num_experts] uint32
   int32_t ids;       // [rows * top_k] uint32: choices
   int32_t weights;   // [rows * top_k] float
@@ -149,6 +141,7 @@ struct MoeSmem {
   int32_t job_expert;  // [rows * top_k] int32, by job
   int32_t job_first;   // [rows * top_k] int32: its first pair
   int32_t job_count;   // [rows * top_k] int32: its pairs, at most kMoeColumns
+  int32_t scales;    // [kMoeScaleSlots] of moe_scale_slot_bytes: FP4 scales of 64 rows
   int32_t scratch;   // [2][kNumConsumerWarps][2][16 * kMoeColumns] float: what warps add up
   int32_t panel;     // [kMoeColumns] of panel_pitch: the B operand
   int32_t ring;      // [kMoeStages] of kMoeStageBytes, at a multiple of 1024
@@ -157,6 +150,8 @@ struct MoeSmem {
 // Columns 16 u .. 16 u + 15 of a panel row are two pieces of 16 bytes, 64 apart, so that the pieces which the four lanes of a row read at a time lie
 // side by side: the first at byte u / 8 * 256 + u % 2 * 128 + u % 8 / 2 * 16, columns 0 1, 8 9, 2 3, 10 11, the second 4 5, 12 13, 6 7, 14 15.
 SGL_ABI_FUNCTION int32_t moe_panel_pitch(int32_t columns) { return columns * 2 + 64; }
+
+SGL_ABI_FUNCTION int32_t moe_scale_slot_bytes(const MoeGeometry& g) { return (g.hidden > g.intermediate ? g.hidden : g.intermediate) / kMoeStepK * 256; }
 
 SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
   MoeSmem at{};
@@ -169,7 +164,6 @@ SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
   };
   at.barriers = take((2 * kMoeStages + 1) * 8);
   at.state = take(static_cast<int32_t>(sizeof(MoeBlockState)));
-  at.chosen = take(rows * kChosenPitch * 4);
   at.row_bits = take(kMoeRowWords * g.num_experts * 4);
   at.ids = take(pairs * 4);
   at.weights = take(pairs * 4);
@@ -178,6 +172,7 @@ SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
   at.job_expert = take(pairs * 4);
   at.job_first = take(pairs * 4);
   at.job_count = take(pairs * 4);
+  at.scales = take(kMoeScaleSlots * moe_scale_slot_bytes(g));
   at.scratch = take(2 * kNumConsumerWarps * 2 * 16 * kMoeColumns * 4);
   at.panel = take(kMoeColumns * moe_panel_pitch(widest));
   at.ring = (end + 1023) / 1024 * 1024;

@@ -11,6 +11,7 @@ constexpr int32_t kNoPanel = -1;
 // What a consumer keeps from unit to unit.
 struct MoeConsumer {
   MoeCursor at;
+  MoeScales scales;
   int32_t panel = kNoPanel;  // what the panel holds (moe_panel_key)
   int32_t half = 0;          // of scratch, that the next finish writes
 };
@@ -121,12 +122,12 @@ SGL_DEVICE float clamped_swiglu(float gate, float up, float limit) {
 }
 
 // Activations of 16 channels of every column. Entry: all consumer threads, behind the barrier that follows keep_moe_tile.
-SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, int32_t slots, int32_t tile, int32_t vector, int32_t count,
+SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, int32_t tile, int32_t vector, int32_t count,
                                const MoeWords& words) {
   const int32_t thread = dialect::thread_idx(), part = thread % 2, is_second = thread / 2 % 2, column = thread / 4 % 8, pair = thread / 32;
   const int32_t element = (pair * 2 + is_second) * 8 + column;  // of 16 channels; a warp has two of them, so that they meet in shuffles
-  float gate = moe_scratch_sum(scratch, part * (slots / 2), slots / 2, 0, element);
-  float up = moe_scratch_sum(scratch, part * (slots / 2), slots / 2, 1, element);
+  float gate = moe_scratch_sum(scratch, part * 4, 4, 0, element);
+  float up = moe_scratch_sum(scratch, part * 4, 4, 1, element);
   gate += dialect::shuffle_xor(gate, 1);
   up += dialect::shuffle_xor(up, 1);
   const float own = clamped_swiglu(gate, up, p.swiglu_limit), next = dialect::shuffle_xor(own, 2);
@@ -142,9 +143,8 @@ SGL_DEVICE void finish_down(const FusedMoeParams& p, const float* scratch, int32
   if (column >= count) return;
   uint32_t word[2];
 SGL_UNROLL
-  for (int32_t i = 0; i < 2; ++i) {  // warps `part` and `part` + 4, in this order
-    const int32_t element = (row + i) * 8 + column;
-    word[i] = dialect::float_to_bits(scratch[part * 2 * 128 + element] + scratch[(part + 4) * 2 * 128 + element]);
+  for (int32_t i = 0; i < 2; ++i) {  // tile `part` is the one of number part / 2 of warps 0..3 or 4..7
+    word[i] = dialect::float_to_bits(moe_scratch_sum(scratch, part % 2 * 4, 4, part / 2, (row + i) * 8 + column));
   }
   sync::publish(words.output() + static_cast<int64_t>(vector + column) * p.geometry.hidden + tile * 64 + part * 16 + row, word);
 }
@@ -152,7 +152,7 @@ SGL_UNROLL
 SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, int32_t item, int32_t row, int32_t count, const MoeWords& words) {
   const int32_t thread = dialect::thread_idx(), expert = thread % 16, column = thread / 16, splits = abi::moe_splits(p.geometry);
   if (column >= count) return;
-  uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 4, 0, expert * 8 + column))};
+  uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 8, 0, expert * 8 + column))};
   sync::publish(words.logits() + (item % splits * p.rows + row + column) * p.geometry.num_experts + item / splits * 16 + expert, word);
 }
 
@@ -160,7 +160,6 @@ SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, int
 template <MoeOp kOp>
 SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, MoeConsumer& state) {
   constexpr bool kIsRouted = kOp == abi::kMoeGateUp || kOp == abi::kMoeDown, kReadsX = kOp != abi::kMoeSharedDown && kOp != abi::kMoeDown;
-  constexpr abi::MoeStage kLayout = abi::moe_stage(kOp);
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   const abi::TileRange share = moe_share(p, s, kOp);
 SGL_NO_UNROLL
@@ -182,32 +181,33 @@ SGL_NO_UNROLL
     const int32_t column = lane / 4 < span.count ? lane / 4 : span.count - 1;
     const int32_t panel_row = kOp == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
     const char* const row = s.panel() + panel_row * abi::moe_panel_pitch(kReadsX ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
-    const MoeSteps steps = moe_steps(p, kOp, unit.tile);
+    const int32_t num_stages = moe_num_stages(p, kOp, unit.tile);
+    state.scales.begin_unit(kOp, i == share.begin, unit.tile);
     MoeTile tiles[2];
 SGL_NO_UNROLL
-    for (int32_t done = 0; done < steps.count; done += kLayout.steps) {
-      const int32_t count = steps.count - done < kLayout.steps ? steps.count - done : kLayout.steps;
+    for (int32_t stage = 0; stage < num_stages; ++stage) {
+      const MoePiece piece = moe_piece(p, kOp, unit.tile, stage);
       if (!dialect::planted(dialect::Planted::kRingNoWait)) {
         sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, kOp, state.at.stage, s.full(state.at.stage), state.at.parity);
       }
-      multiply_moe_stage(kOp, tiles, s.stage(state.at.stage), count, row + (steps.begin + done) * 256, unit, warp);
+      const char* const at = s.stage(state.at.stage);
+      if (piece.part == 0) {
+        multiply_moe_stage<kOp>(p, s, tiles[0], at, piece, stage, unit, state.scales, row, warp);
+      } else {
+        multiply_moe_stage<kOp>(p, s, tiles[1], at, piece, stage, unit, state.scales, row, warp);
+      }
       dialect::sync_warp();
       // Pairs with the producer's wait for `empty`: the warp has read the stage.
       if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
       state.at.advance();
     }
     float* const scratch = s.scratch(state.half);
-    if (kOp == abi::kMoeSharedGateUp) {
-      keep_moe_tile(scratch, warp % 4, warp / 4, tiles[0]);
-    } else {
-      keep_moe_tile(scratch, warp, 0, tiles[0]);
-      if (kOp == abi::kMoeGateUp) keep_moe_tile(scratch, warp, 1, tiles[1]);
-    }
+    keep_moe_tile(scratch, warp, 0, tiles[0]);
+    if (kOp != abi::kMoeRouter) keep_moe_tile(scratch, warp, 1, tiles[1]);
     // The finish before last read the half that the next one will write: it was done before this barrier.
     if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();
     if (kOp == abi::kMoeRouter) finish_router(p, scratch, unit.tile, span.first, span.count, words);
-    if (kOp == abi::kMoeSharedGateUp) finish_gate_up(p, scratch, 4, unit.tile, vector, span.count, words);
-    if (kOp == abi::kMoeGateUp) finish_gate_up(p, scratch, 8, unit.tile, vector, span.count, words);
+    if (kOp == abi::kMoeSharedGateUp || kOp == abi::kMoeGateUp) finish_gate_up(p, scratch, unit.tile, vector, span.count, words);
     if (kOp == abi::kMoeSharedDown || kOp == abi::kMoeDown) finish_down(p, scratch, unit.tile, vector, span.count, words);
     state.half ^= 1;
   }

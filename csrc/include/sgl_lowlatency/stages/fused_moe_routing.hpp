@@ -7,6 +7,8 @@
 namespace sgl_lowlatency::stages {
 
 constexpr float kMoeSumEpsilon = 1e-20f;  // beside the sum of a row's scores
+constexpr int32_t kLogitBatch = 6;        // experts of a lane whose logits it asks for at a time
+constexpr int32_t kLogitSplits = 5;       // partial sums of each at a time: all of 5,120 columns
 constexpr int32_t kChoiceBatch = 4;       // choices that a lane asks for at a time
 
 // sqrt(softplus(logit)), as SGLang's router has it for this family.
@@ -19,35 +21,55 @@ SGL_DEVICE uint32_t moe_rank(float biased) {
   return rank_key(biased != biased ? dialect::bits_to_float(0x7f800000u) : biased);
 }
 
-// A row's logits: of lane l the experts l, l + 32, ..; partial sums are added in the order of K. Entry: all lanes.
+// A row's logits: of lane l the experts l, l + 32, ..; partial sums are added in the order of K. kLogitBatch experts of a lane at a time, all of
+// their splits together. Entry: all lanes. Ends with a warp barrier.
 SGL_DEVICE void await_moe_logits(const FusedMoeParams& p, const MoeWords& words, int32_t row, float (&logits)[abi::kExpertWords]) {
+  static_assert(abi::kExpertWords % kLogitBatch == 0, "whole batches");
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, splits = abi::moe_splits(p.geometry);
 SGL_UNROLL
-  for (int32_t w = 0; w < abi::kExpertWords; ++w) logits[w] = 0.0f;
+  for (int32_t begin = 0; begin < abi::kExpertWords; begin += kLogitBatch) {
+    float sum[kLogitBatch] = {};
 SGL_NO_UNROLL
-  for (int32_t split = 0; split < splits; ++split) {
-    const uint32_t* const from = words.logits() + (split * p.rows + row) * num_experts + lane;
-    uint32_t word[abi::kExpertWords];
+    for (int32_t first = 0; first < splits; first += kLogitSplits) {
+      uint32_t word[kLogitSplits][kLogitBatch];
+      const auto is_there = [&](int32_t i, int32_t w) { return first + i < splits && (begin + w) * 32 + lane < num_experts; };
+      const auto index = [&](int32_t i, int32_t w) { return ((first + i) * p.rows + row) * num_experts + (begin + w) * 32 + lane; };
 SGL_UNROLL
-    for (int32_t w = 0; w < abi::kExpertWords; ++w) word[w] = w * 32 + lane < num_experts ? abi::kUnwritten : 0u;
-    sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeLogits, static_cast<uint32_t>((split * p.rows + row) * num_experts),
-        [&] {
-          uint32_t largest = 0;
+      for (int32_t i = 0; i < kLogitSplits; ++i) {
 SGL_UNROLL
-          for (int32_t w = 0; w < abi::kExpertWords; ++w) {
-            if (word[w] == abi::kUnwritten) {
-              uint32_t one[1];
-              dialect::load_words(one, from + w * 32);
-              word[w] = one[0];
+        for (int32_t w = 0; w < kLogitBatch; ++w) word[i][w] = is_there(i, w) ? abi::kUnwritten : 0u;
+      }
+      sync::wait_until(
+          fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeLogits, static_cast<uint32_t>(index(0, 0)),
+          [&] {
+            uint32_t largest = 0;
+SGL_UNROLL
+            for (int32_t i = 0; i < kLogitSplits; ++i) {
+SGL_UNROLL
+              for (int32_t w = 0; w < kLogitBatch; ++w) {
+                if (word[i][w] == abi::kUnwritten) {
+                  uint32_t one[1];
+                  dialect::load_words(one, words.logits() + index(i, w));
+                  word[i][w] = one[0];
+                }
+              }
             }
-            largest = sync::max_word(largest, word[w]);
-          }
-          return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
-        },
-        [] { return abi::kUnwritten; });
 SGL_UNROLL
-    for (int32_t w = 0; w < abi::kExpertWords; ++w) logits[w] += dialect::bits_to_float(word[w]);
+            for (int32_t i = 0; i < kLogitSplits; ++i) {
+SGL_UNROLL
+              for (int32_t w = 0; w < kLogitBatch; ++w) largest = sync::max_word(largest, word[i][w]);
+            }
+            return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
+          },
+          [] { return abi::kUnwritten; });
+SGL_UNROLL
+      for (int32_t i = 0; i < kLogitSplits; ++i) {
+SGL_UNROLL
+        for (int32_t w = 0; w < kLogitBatch; ++w) sum[w] += dialect::bits_to_float(word[i][w]);
+      }
+    }
+SGL_UNROLL
+    for (int32_t w = 0; w < kLogitBatch; ++w) logits[begin + w] = sum[w];
   }
   dialect::sync_warp();
 }
@@ -148,76 +170,73 @@ SGL_UNROLL
   dialect::sync_warp();
 }
 
-// Row bits of every expert, from the rows' sets. Entry: all lanes of the router warp. Ends with a warp barrier.
+// Row bits of every expert. A row's experts are different, so its lanes do not meet; rows come one after the other. Entry: all lanes of the router
+// warp. Ends with a warp barrier.
 SGL_DEVICE void make_moe_row_bits(const FusedMoeParams& p, const MoeShared& s) {
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
+  for (int32_t i = lane; i < abi::kMoeRowWords * num_experts; i += 32) s.row_bits()[i] = 0u;
+  dialect::sync_warp();
 SGL_NO_UNROLL
   for (int32_t row = 0; row < p.rows; ++row) {
-    uint32_t word = 0;
-SGL_NO_UNROLL
-    for (int32_t k = 0; k < top_k; ++k) {
-      const uint32_t id = s.ids()[row * top_k + k];
-      if (id / 32 == static_cast<uint32_t>(lane)) word |= 1u << id % 32;
+    if (lane < top_k) {
+      const uint32_t id = s.ids()[row * top_k + lane];
+      if (id != abi::kMoeNoExpert) s.row_bits()[row / 32 * num_experts + id] |= 1u << row % 32;
     }
-    if (lane < abi::kExpertWords) s.chosen(row)[lane] = word;
+    dialect::sync_warp();
   }
-  dialect::sync_warp();
-SGL_NO_UNROLL
-  for (int32_t i = 0; i < abi::kMoeRowWords * abi::kExpertWords; ++i) {
-    const int32_t w = i / abi::kMoeRowWords, half = i % abi::kMoeRowWords, row = half * 32 + lane;
-    const uint32_t bits = transpose_32x32(row < p.rows ? s.chosen(row)[w] : 0u);
-    if (w * 32 + lane < num_experts) s.row_bits()[half * num_experts + w * 32 + lane] = bits;
-  }
-  dialect::sync_warp();
 }
 
-// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Entry: all lanes of the router warp. Ends with a warp barrier.
+// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Each lane has consecutive experts. Entry: all lanes of the router
+// warp. Ends with a warp barrier.
 SGL_DEVICE void make_moe_jobs(const FusedMoeParams& p, const MoeShared& s) {
   constexpr uint32_t kJob = 1u << 16;  // sums of jobs above, of pairs below
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
+  const int32_t share = abi::moe_ceil_div(num_experts, 32), begin = lane * share;
+  const int32_t end = begin + share < num_experts ? begin + share : num_experts;
+  const auto count_of = [&](int32_t expert) {
+    return dialect::popcount(s.row_bits()[expert]) + dialect::popcount(s.row_bits()[num_experts + expert]);
+  };
+  static_assert(abi::kMoeRowWords == 2, "count_of");
   for (int32_t i = lane; i < p.rows * top_k; i += 32) s.pairs()[i] = -1;
-  dialect::sync_warp();
-  uint32_t before = 0;
+  uint32_t own = 0;
 SGL_NO_UNROLL
-  for (int32_t w = 0; w * 32 < num_experts; ++w) {
-    const int32_t expert = w * 32 + lane;
-    uint32_t bits[abi::kMoeRowWords] = {};
-    int32_t count = 0;
+  for (int32_t expert = begin; expert < end; ++expert) {
+    const int32_t count = count_of(expert);
+    own += static_cast<uint32_t>(abi::moe_ceil_div(count, abi::kMoeColumns)) * kJob + static_cast<uint32_t>(count);
+  }
+  dialect::sync_warp();  // pairs are cleared
+  uint32_t sum = own;
 SGL_UNROLL
-    for (int32_t half = 0; half < abi::kMoeRowWords; ++half) {
-      if (expert < num_experts) bits[half] = s.row_bits()[half * num_experts + expert];
-      count += dialect::popcount(bits[half]);
-    }
-    const uint32_t own = static_cast<uint32_t>(abi::moe_ceil_div(count, abi::kMoeColumns)) * kJob + static_cast<uint32_t>(count);
-    uint32_t sum = own;
-SGL_UNROLL
-    for (int32_t span = 1; span < 32; span *= 2) {
-      const uint32_t lower = dialect::shuffle(sum, lane >= span ? lane - span : lane);
-      if (lane >= span) sum += lower;
-    }
-    const uint32_t begin = before + sum - own;
-    before += dialect::shuffle(sum, 31);
-    const int32_t first_job = static_cast<int32_t>(begin / kJob), first_pair = static_cast<int32_t>(begin % kJob);
+  for (int32_t span = 1; span < 32; span *= 2) {
+    const uint32_t lower = dialect::shuffle(sum, lane >= span ? lane - span : lane);
+    if (lane >= span) sum += lower;
+  }
+  if (lane == 31) s.state()->num_jobs = static_cast<int32_t>(sum / kJob);
+  int32_t job = static_cast<int32_t>((sum - own) / kJob), pair = static_cast<int32_t>((sum - own) % kJob);
+SGL_NO_UNROLL
+  for (int32_t expert = begin; expert < end; ++expert) {
+    const int32_t count = count_of(expert);
 SGL_NO_UNROLL
     for (int32_t done = 0; done < count; done += abi::kMoeColumns) {
-      const int32_t job = first_job + done / abi::kMoeColumns;
       s.job_expert()[job] = expert;
-      s.job_first()[job] = first_pair + done;
+      s.job_first()[job] = pair + done;
       s.job_count()[job] = count - done < abi::kMoeColumns ? count - done : abi::kMoeColumns;
+      ++job;
     }
-    int32_t pair = first_pair;
 SGL_NO_UNROLL
-    for (int32_t row = 0; row < p.rows && count > 0; ++row) {
-      if ((bits[row / 32] >> row % 32 & 1u) == 0) continue;
-      s.pair_rows()[pair] = row;
+    for (int32_t word = 0; word < abi::kMoeRowWords && count > 0; ++word) {
 SGL_NO_UNROLL
-      for (int32_t k = 0; k < top_k; ++k) {
-        if (s.ids()[row * top_k + k] == static_cast<uint32_t>(expert)) s.pairs()[row * top_k + k] = pair;
+      for (uint32_t bits = s.row_bits()[word * num_experts + expert]; bits != 0; bits &= bits - 1u) {
+        const int32_t row = word * 32 + dialect::popcount((bits & (0u - bits)) - 1u);
+        s.pair_rows()[pair] = row;
+SGL_NO_UNROLL
+        for (int32_t k = 0; k < top_k; ++k) {
+          if (s.ids()[row * top_k + k] == static_cast<uint32_t>(expert)) s.pairs()[row * top_k + k] = pair;
+        }
+        ++pair;
       }
-      ++pair;
     }
   }
-  if (lane == 0) s.state()->num_jobs = static_cast<int32_t>(before / kJob);
   dialect::sync_warp();
 }
 
