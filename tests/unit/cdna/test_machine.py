@@ -1,0 +1,155 @@
+"""What a kernel starts with, who runs when, and how a run ends."""
+
+import struct
+
+import numpy as np
+import pytest
+
+import cdna
+from cdna import fixtures
+from cdna.elf import Descriptor, Kernel
+from cdna.wave import POISON
+
+U = np.uint32
+
+
+class _Handmade:
+    """A program of a few instructions behind a descriptor made here."""
+
+    def __new__(cls, lines, *, rsrc2=1 << 7, properties=1 << 3, preload=0, rsrc1=0xF0 << 12, lds=64, kernarg=16):
+        descriptor = Descriptor(lds, 0, kernarg, 0, rsrc1, rsrc2, 0, properties, preload)
+        arguments = (cdna.elf.Argument(0, 16, "by_value"),)
+        kernel = Kernel("k", 0x1000, descriptor, arguments, 8, 0, 16, 0, 0, lds, 0, kernarg, 1024)
+        text = "".join(f"\t{line} // {0x1000 + 4 * i:012X}: 00000000\n" for i, line in enumerate([*lines, "s_endpgm"]))
+        return cdna.Program(cdna.CodeObject("gfx950", {"k": kernel}, ((0x1000, b"\0" * 0x200),)), text)
+
+
+def store_v0(value):
+    """Lines that store a vector register to x + 4 * its lane number of the grid; x is the first argument."""
+    return ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "s_lshl_b32 s22, s2, 8", "v_lshlrev_b32_e32 v10, 2, v0", "v_add_u32_e32 v10, s22, v10"] + [
+        f"global_store_dword v10, {value}, s[20:21]"
+    ]
+
+
+def test_a_workgroup_knows_its_place_and_its_arguments():
+    memory = cdna.Memory(1 << 16)
+    x = memory.alloc(3 * 256)
+    program = _Handmade(["s_load_dword s23, s[0:1], 0x8", "s_add_i32 s23, s23, s2", "v_mov_b32_e32 v5, s23", *store_v0("v5")])
+    run = cdna.Machine(memory).run([cdna.Launch(program, "k", 3, 64, struct.pack("<QII", x, 100, 0))])
+    assert list(memory.get(x, U, (3, 64))[:, 9]) == [100, 101, 102]
+    assert run.instructions == 3 * 9
+
+
+def test_thread_indices_are_packed():
+    memory = cdna.Memory(1 << 16)
+    x = memory.alloc(256)
+    lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "v_mbcnt_lo_u32_b32 v1, -1, 0", "v_mbcnt_hi_u32_b32 v1, -1, v1", "v_lshlrev_b32_e32 v1, 2, v1"]
+    cdna.Machine(memory).run([cdna.Launch(_Handmade([*lines, "global_store_dword v1, v0, s[20:21]"]), "k", 1, (4, 8, 2), struct.pack("<QII", x, 0, 0))])
+    assert list(memory.get(x, U, (64,))) == [t % 4 | t // 4 % 8 << 10 | t // 32 << 20 for t in range(64)]
+
+
+def test_workgroup_indices_in_three_dimensions():
+    memory = cdna.Memory(1 << 16)
+    x = memory.put(np.zeros(12, U))
+    lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "s_mul_i32 s10, s4, 6", "s_mul_i32 s11, s3, 3", "s_add_i32 s10, s10, s11", "s_add_i32 s10, s10, s2"]
+    lines += ["s_lshl_b32 s10, s10, 2", "v_mov_b32_e32 v1, s10", "v_mov_b32_e32 v2, 1", "global_atomic_add v1, v2, s[20:21]"]
+    program = _Handmade(lines, rsrc2=0b111 << 7)
+    cdna.Machine(memory).run([cdna.Launch(program, "k", (3, 2, 2), 1, struct.pack("<QII", x, 0, 0))])
+    assert list(memory.get(x, U, (12,))) == [1] * 12
+
+
+def test_a_partial_wave_has_inactive_lanes():
+    memory = cdna.Memory(1 << 16)
+    x = memory.alloc(512)
+    cdna.Machine(memory).run([cdna.Launch(_Handmade(store_v0("v0")), "k", 1, 70, struct.pack("<QII", x, 0, 0))])
+    assert list(memory.get(x, U, (128,))) == [*range(70), *[POISON] * 58]
+
+
+def test_registers_and_lds_start_as_nan():
+    memory = cdna.Memory(1 << 16)
+    x = memory.alloc(256)
+    lines = ["v_mov_b32_e32 v3, 0", "ds_read_b32 v4, v3", "v_and_b32_e32 v5, v4, v6", *store_v0("v5")]
+    cdna.Machine(memory).run([cdna.Launch(_Handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
+    assert (memory.get(x, U, (64,)) == POISON).all()
+
+
+def test_preloaded_arguments_start_later():
+    """Triton's objects have them: their first 256 bytes load what firmware without preloading has not."""
+    program = fixtures.load("softmax_rows", "gfx942")
+    assert program.code_object.kernels["softmax_rows"].descriptor.preload_dwords == 10
+    lines = ["v_mov_b32_e32 v5, s4", *["s_nop 0"] * 63, "v_mov_b32_e32 v5, s5", *store_v0("v5")]
+    memory = cdna.Memory(1 << 16)
+    x = memory.alloc(3 * 256)
+    program = _Handmade([line.replace("s2, 8", "s6, 8") for line in lines], preload=4, rsrc2=1 << 7)
+    cdna.Machine(memory).run([cdna.Launch(program, "k", 1, 64, struct.pack("<QII", x, 11, 22))])
+    assert (memory.get(x, U, (64,)) == 22).all()
+
+
+@pytest.mark.parametrize(("change", "message"), [({"properties": 1}, "enable_sgpr bit 0"), ({"rsrc1": 0x01 << 12}, "float mode 0x1")])
+def test_what_a_descriptor_asks_for_and_is_not_modelled_is_an_error(change, message):
+    memory = cdna.Memory(1 << 16)
+    with pytest.raises(NotImplementedError, match=message):
+        cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"], **change), "k", 1, 64, b"\0" * 16)])
+
+
+def test_arguments_and_threads_are_checked():
+    memory = cdna.Memory(1 << 16)
+    with pytest.raises(ValueError, match="k takes 16 bytes of arguments, not 12"):
+        cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 12)])
+    with pytest.raises(ValueError, match="k is built for at most 1024 threads, not 1088"):
+        cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 1088, b"\0" * 16)])
+    with pytest.raises(ValueError, match="two launches on one GPU"):
+        launch = cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 16)
+        cdna.Machine(memory).run([launch, launch])
+
+
+@pytest.mark.parametrize("seed", [None, *range(5)])
+def test_a_barrier_opens_when_every_wave_of_its_workgroup_is_there(seed):
+    """Each wave writes a word of LDS, and reads that of the wave before it."""
+    lines = ["v_and_b32_e32 v1, 0xfc0, v0", "v_lshrrev_b32_e32 v2, 4, v1", "ds_write_b32 v2, v1", "s_barrier", "v_add_u32_e32 v2, 12, v2", "v_and_b32_e32 v2, 15, v2"]
+    memory = cdna.Memory(1 << 16)
+    x = memory.alloc(2 * 1024)
+    text = [line.replace("s22, s2, 8", "s22, s2, 10") for line in store_v0("v5")]
+    program = _Handmade([*lines, "ds_read_b32 v5, v2", *text])
+    cdna.Machine(memory, seed=seed).run([cdna.Launch(program, "k", 2, 256, struct.pack("<QII", x, 0, 0))])
+    assert list(memory.get(x, U, (2, 4, 64))[1, :, 0]) == [192, 0, 64, 128]
+
+
+def test_ends_that_are_not_one():
+    memory = cdna.Memory(1 << 16)
+
+    def launch(*lines):
+        return [cdna.Launch(_Handmade(lines), "k", 1, 128, b"\0" * 16)]
+
+    with pytest.raises(cdna.BudgetSpent, match="1000 instructions, 2 waves still run"):
+        cdna.Machine(memory).run(launch("s_branch 65535"), budget=1000)
+    # One wave goes round the barrier and waits for nobody: it ends, and the other's barrier opens for it alone.
+    cdna.Machine(memory).run(launch("v_readfirstlane_b32 s8, v0", "s_cmp_eq_u32 s8, 0", "s_cbranch_scc1 1", "s_barrier"))
+    with pytest.raises(cdna.Trap, match="s_trap 2"):
+        cdna.Machine(memory).run(launch("s_trap 2"))
+    with pytest.raises(cdna.UnknownInstruction, match="s_ttrace has no entry|s_ttracedata .* has no entry") as caught:
+        cdna.Machine(memory).run(launch("s_nop 0", "s_ttracedata"))
+    assert "in k, workgroup (0, 0, 0) of GPU 0, wave 0: s_ttracedata at 0x1004" in caught.value.__notes__
+    with pytest.raises(cdna.MemoryFault, match="no instruction starts at 0x9000"):
+        cdna.Machine(memory).run(launch("s_branch 0x1fff"))
+
+
+def test_a_seed_repeats_its_schedule():
+    def ticks(seed):
+        memory = cdna.WeakMemory(1 << 18, seed=seed)
+        data, out, flag = memory.put(np.zeros(512, U)), memory.alloc(2048), memory.put(np.zeros(1, U))
+        launch = cdna.Launch(fixtures.load("handover", "gfx950"), "agent", 3, 256, struct.pack("<3Qi", data, flag, out, -1))
+        return cdna.Machine(memory, seed=seed).run([launch]).ticks
+
+    assert ticks(3) == ticks(3) and len({ticks(seed) for seed in range(4)}) > 1
+
+
+def test_code_addresses_follow_the_image():
+    """s_getpc and a jump back to it; a constant beside the code, read through the same base."""
+    memory = cdna.Memory(1 << 16)
+    x = memory.alloc(256)
+    lines = ["s_getpc_b64 s[8:9]", "s_add_u32 s8, s8, 12", "s_addc_u32 s9, s9, 0", "s_setpc_b64 s[8:9]", "v_mov_b32_e32 v5, 5", *store_v0("v5")]
+    with pytest.raises(cdna.MemoryFault, match="no instruction starts"):
+        cdna.Machine(memory).run([cdna.Launch(_Handmade([lines[0], "s_add_u32 s8, s8, 6", *lines[2:]]), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
+    cdna.Machine(memory).run([cdna.Launch(_Handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
+    assert (memory.get(x, U, (64,)) == 5).all()
