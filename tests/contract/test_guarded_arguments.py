@@ -22,7 +22,7 @@ DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
 def test_the_default_of_a_guarded_argument_is_served(table, name):
     served = SimpleNamespace(**DEFAULTS)
     assert name in DEFAULTS
-    assert not [reason for reason in guard._server_argument_reasons(served, table) if name.replace("_", "-") in reason]
+    assert not [reason for reason in guard.server_argument_reasons(served, table) if name.replace("_", "-") in reason]
 
 
 def test_what_the_guard_reads_of_speculation_exists_and_its_default_is_served():
@@ -33,7 +33,7 @@ def test_what_the_guard_reads_of_speculation_exists_and_its_default_is_served():
 def test_an_argument_this_sglang_lacks_is_a_reason():
     fields = dict(DEFAULTS)
     del fields["kv_canary"]
-    (reason,) = guard._server_argument_reasons(SimpleNamespace(**fields))
+    (reason,) = guard.server_argument_reasons(SimpleNamespace(**fields))
     assert "no server argument 'kv_canary'" in reason
 
 

@@ -59,12 +59,17 @@ def _attention_reasons(hf_config: Any) -> list[str]:
     return reasons
 
 
-def model_config_reasons(hf_config: Any, element_bytes: int = 2) -> list[str]:
-    """Why the kernel cannot run the model that this HF config describes. element_bytes: of a weight as it is served."""
-    reasons = geometry_reasons(hf_config, element_bytes) + _rope_reasons(hf_config) + _attention_reasons(hf_config)
+def decoder_reasons(hf_config: Any) -> list[str]:
+    """Why the model that this HF config describes is not a decoder as kernels compute it, whatever its sizes and weights."""
+    reasons = _rope_reasons(hf_config) + _attention_reasons(hf_config)
     if (act := getattr(hf_config, "hidden_act", None)) != "silu":
         reasons.append(f"config.hidden_act {act!r} is not 'silu'")
-    return reasons + quantization_reasons(hf_config)
+    return reasons
+
+
+def model_config_reasons(hf_config: Any, element_bytes: int = 2) -> list[str]:
+    """Why the kernel cannot run the model that this HF config describes. element_bytes: of a weight as it is served."""
+    return geometry_reasons(hf_config, element_bytes) + decoder_reasons(hf_config) + quantization_reasons(hf_config)
 
 
 _ABSENT = object()
@@ -99,7 +104,8 @@ _SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 )
 
 
-def _server_argument_reasons(cfg: Any, arguments: tuple[tuple[str, tuple, str], ...] = _SERVER_ARGUMENTS) -> list[str]:
+def server_argument_reasons(cfg: Any, arguments: tuple[tuple[str, tuple, str], ...] = _SERVER_ARGUMENTS) -> list[str]:
+    """Each of `arguments` that has a value which is not served, or does not exist."""
     reasons = []
     for name, served, why in arguments:
         value = getattr(cfg, name, _ABSENT)
@@ -132,7 +138,7 @@ def _device_reasons(cfg: Any, emulate: bool) -> list[str]:
 def _moe_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
     if not getattr(hf_config, "num_experts", None):
         return []
-    return _server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config, emulate=emulate)
+    return server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config, emulate=emulate)
 
 
 def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
@@ -142,7 +148,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
     """
     checks: tuple[Callable[[], list[str]], ...] = (
         lambda: model_config_reasons(hf_config, element_bytes(cfg, hf_config)),
-        lambda: _server_argument_reasons(cfg),
+        lambda: server_argument_reasons(cfg),
         lambda: _backend_reasons(cfg),
         lambda: _device_reasons(cfg, emulate),
         lambda: emulation_reasons(cfg, hf_config) if emulate else [],

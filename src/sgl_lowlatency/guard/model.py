@@ -66,7 +66,7 @@ def _head_norm_reasons(attention: Any, geometry: Geometry, family: Family) -> It
             yield f"{name} is a norm that {family.name} models do not have"
 
 
-def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str) -> Iterator[str]:
+def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str, tp_size: int) -> Iterator[str]:
     g, attention = geometry, layer.self_attn
     qkv_rows = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim
     yield from _norm_reasons("input_layernorm", layer.input_layernorm, g.hidden, g.rms_eps)
@@ -77,17 +77,20 @@ def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str
     yield from linear_reasons("o_proj", attention.o_proj, (g.hidden, g.num_q_heads * g.head_dim), expected)
     yield from _norm_reasons("post_attention_layernorm", layer.post_attention_layernorm, g.hidden, g.rms_eps)
     if family.is_moe:
-        yield from moe_reasons(layer.mlp, g)
+        yield from moe_reasons(layer.mlp, g, tp_size)
         return
     yield from linear_reasons("gate_up_proj", layer.mlp.gate_up_proj, (2 * g.intermediate, g.hidden), expected)
     yield from linear_reasons("down_proj", layer.mlp.down_proj, (g.hidden, g.intermediate), expected)
 
 
-def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str) -> list[str]:
-    """The layers' reasons, the same one named once with the layers it holds for. expected: weight format of every matrix."""
+def layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str, tp_size: int = 1) -> list[str]:
+    """The layers' reasons, the same one named once with the layers it holds for.
+
+    geometry: a rank's of tp_size. expected: weight format of every matrix.
+    """
     where: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
-        for reason in _layer_reasons(layer, geometry, family, expected):
+        for reason in _layer_reasons(layer, geometry, family, expected, tp_size):
             where.setdefault(reason, []).append(index)
     reasons = [
         f"layer {at[0]}: {reason}" + (f" (and {len(at) - 1} more layers)" if len(at) > 1 else "")
@@ -99,7 +102,8 @@ def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, e
     return reasons
 
 
-def _hook_reasons(decoder: Any) -> list[str]:
+def hook_reasons(decoder: Any) -> list[str]:
+    """Hooks that someone registered on the decoder's modules."""
     hooked = sorted(
         name or "model" for name, module in decoder.named_modules() if module._forward_hooks or module._forward_pre_hooks
     )
@@ -125,9 +129,9 @@ def model_disable_reasons(model: Any, hf_config: Any, family: Family) -> list[st
     table = (geometry.vocab, geometry.hidden)
     checks: tuple[Callable[[], Any], ...] = (
         lambda: tensor_reasons("embed_tokens.weight", decoder.embed_tokens.weight, table, min_rows=True),
-        lambda: _all_layers_reasons(layers, geometry, family, expected),
+        lambda: layers_reasons(layers, geometry, family, expected),
         lambda: _norm_reasons("norm", decoder.norm, geometry.hidden, geometry.rms_eps),
-        lambda: _hook_reasons(decoder),
+        lambda: hook_reasons(decoder),
     )
     reasons = [reason for check in checks for reason in check()]
     if len(layers) != geometry.num_layers:

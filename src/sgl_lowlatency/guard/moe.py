@@ -55,14 +55,14 @@ def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
     return reasons
 
 
-def moe_reasons(mlp: Any, geometry: Geometry) -> Iterator[str]:
-    """Checks a layer's MLP, SGLang's Qwen3MoeSparseMoeBlock after process_weights_after_loading."""
+def moe_reasons(mlp: Any, geometry: Geometry, tp_size: int = 1) -> Iterator[str]:
+    """Checks a layer's MLP, SGLang's Qwen3MoeSparseMoeBlock after process_weights_after_loading. tp_size: ranks that share every expert."""
     if (name := type(mlp).__name__) != "Qwen3MoeSparseMoeBlock":
         yield f"mlp is a {name}, not a Qwen3MoeSparseMoeBlock"
         return
     yield from linear_reasons("gate", mlp.gate, (geometry.num_experts, geometry.hidden), "bf16")
     yield from _router_reasons(mlp.topk.topk_config, geometry)
-    yield from _experts_reasons(mlp.experts, geometry)
+    yield from _experts_reasons(mlp.experts, geometry, tp_size)
 
 
 def _is_set(value: Any) -> bool:
@@ -86,9 +86,9 @@ def _router_reasons(topk: Any, geometry: Geometry) -> Iterator[str]:
         yield f"topk hands out its choices as {topk.output_format.name}, not STANDARD"
 
 
-def _experts_reasons(experts: Any, geometry: Geometry) -> Iterator[str]:
+def _experts_reasons(experts: Any, geometry: Geometry, tp_size: int) -> Iterator[str]:
     g, method, config = geometry, experts.quant_method, experts.moe_runner_config
-    if (experts.moe_ep_size, experts.moe_tp_size) != (1, 1):
+    if (experts.moe_ep_size, experts.moe_tp_size) != (1, tp_size):
         yield f"experts are spread over {experts.moe_ep_size} x {experts.moe_tp_size} GPUs"
     if type(method).__name__ != "UnquantizedFusedMoEMethod":
         yield f"experts run {type(method).__name__}, not UnquantizedFusedMoEMethod"
