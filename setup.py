@@ -251,6 +251,18 @@ class NinjaBuildExt(build_ext):
             folder.mkdir(exist_ok=True)
         return hip, objects
 
+    def copy_extensions_to_source(self):
+        """An inplace build leaves what it made in the source tree: the code objects too."""
+        super().copy_extensions_to_source()
+        build_py = self.get_finalized_command("build_py")
+        for ext in self.extensions:
+            package = ext.name.rpartition(".")[0]
+            built, kept = Path(self.build_lib, *package.split("."), "code_objects"), Path(build_py.get_package_dir(package), "code_objects")
+            if kept.exists():
+                shutil.rmtree(kept)
+            if built.is_dir() and any(built.iterdir()):
+                shutil.copytree(built, kept)
+
     def get_source_files(self):
         return [str(p.relative_to(ROOT)) for p in sorted(CSRC.rglob("*")) if p.is_file()]
 

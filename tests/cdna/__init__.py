@@ -17,7 +17,7 @@ its products in f64 and adds the accumulator in f32; the GPU's own order is not 
 """
 
 from cdna.elf import CodeObject
-from cdna.errors import BudgetSpent, Deadlock, Fault, MemoryFault, Trap, UnknownInstruction
+from cdna.errors import BudgetSpent, Fault, MemoryFault, Trap, UnknownInstruction
 from cdna.machine import Launch, Machine, Run
 from cdna.memory import Memory
 from cdna.program import Program
@@ -26,7 +26,6 @@ from cdna.weak_memory import WeakMemory
 __all__ = [
     "BudgetSpent",
     "CodeObject",
-    "Deadlock",
     "Fault",
     "Launch",
     "Machine",

@@ -17,9 +17,5 @@ class Trap(Fault):
     """s_trap: the kernel stopped itself. Stores that were not waited for are lost."""
 
 
-class Deadlock(Fault):
-    """Every wave that has not ended waits at a barrier that never completes."""
-
-
 class BudgetSpent(Fault):
     """More instructions than the caller allows: most often a wait that never ends."""

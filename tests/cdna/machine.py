@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 
-from cdna.errors import BudgetSpent, Deadlock
+from cdna.errors import BudgetSpent
 from cdna.memory import Memory
 from cdna.program import Program
 from cdna.wave import BARRIER, ENDED, LANES, RUNNING, SLEEPING, Wave
@@ -60,41 +60,43 @@ class Machine:
         self.ticks = 0
         self._random = None if seed is None else np.random.default_rng(seed)
 
-    def run(self, launches: list[Launch], *, budget: int = 20_000_000) -> Run:
-        """Runs the launches, each on a GPU of its own, all at once. Raises Fault of the kind that stopped a kernel."""
-        if len({launch.gpu for launch in launches}) != len(launches):
-            raise ValueError("two launches on one GPU at once are not modelled")
-        groups = [group for launch in launches for group in self._groups(launch)]
-        with np.errstate(all="ignore"):  # wrap-around, NaN and infinity are results
-            return self._run(launches, groups, budget)
+    def run(self, *streams: list[Launch], budget: int = 20_000_000) -> Run:
+        """Runs streams of launches, each on a GPU of its own and one launch after another, all streams at once.
 
-    def _run(self, launches: list[Launch], groups: list[Workgroup], budget: int) -> Run:
+        Raises Fault of the kind that stopped a kernel.
+        """
+        gpus = [{launch.gpu for launch in stream} for stream in streams]
+        if any(len(one) != 1 for one in gpus) or len(set.union(*gpus)) != len(gpus):
+            raise ValueError("each stream is of one GPU, and each GPU has one stream")
+        with np.errstate(all="ignore"):  # wrap-around, NaN and infinity are results
+            return self._run([list(stream) for stream in streams], budget)
+
+    def _run(self, streams: list[list[Launch]], budget: int) -> Run:
         start = self.ticks
-        live = [wave for group in groups for wave in group.waves]
-        while live:
-            moved = self._round(live, budget - (self.ticks - start))
-            self._open_barriers(groups)
-            ended = [wave for wave in live if wave.state == ENDED]
-            live = [wave for wave in live if wave.state != ENDED]
-            if live and not moved and not ended and all(wave.state == BARRIER for wave in live):
-                raise Deadlock(f"{len(live)} waves wait at barriers that others never reach")
-            if self.ticks - start > budget:
+        waiting = {stream[0].gpu: stream for stream in streams}
+        groups = {gpu: self._groups(stream.pop(0)) for gpu, stream in waiting.items()}  # of the launch that a GPU runs
+        while groups:
+            live = [wave for of_gpu in groups.values() for group in of_gpu for wave in group.waves if wave.state != ENDED]
+            if self.ticks - start >= budget:
                 raise BudgetSpent(f"{budget} instructions, {len(live)} waves still run")
-        for launch in launches:
-            self.memory.finish(launch.gpu)
+            self._round(live, budget - (self.ticks - start))
+            for gpu, of_gpu in list(groups.items()):
+                self._open_barriers(of_gpu)
+                if all(wave.state == ENDED for group in of_gpu for wave in group.waves):
+                    del groups[gpu]
+                    self.memory.finish(gpu, is_last=not waiting[gpu])
+                    if waiting[gpu]:
+                        groups[gpu] = self._groups(waiting[gpu].pop(0))
         return Run(self.ticks - start, self.ticks)
 
-    def _round(self, live: list[Wave], budget: int) -> bool:
-        """One turn of some waves; whether any instruction ran."""
-        moved = False
+    def _round(self, live: list[Wave], budget: int) -> None:
+        """One turn of some waves, each of at most budget instructions."""
         for wave, length in self._turns(live):
             if wave.state == SLEEPING:
                 wave.state = RUNNING
             if wave.state == RUNNING:
-                moved = True
-                self._turn(wave, min(length, max(1, budget)))
+                self._turn(wave, min(length, budget))
                 self.memory.turn(wave)
-        return moved
 
     def _turns(self, live: list[Wave]):
         if self._random is None:

@@ -126,5 +126,5 @@ class Memory:
     def turn(self, w) -> None:
         """The machine leaves a wave for another one."""
 
-    def finish(self, gpu: int) -> None:
-        """Every workgroup of a GPU's launch has ended."""
+    def finish(self, gpu: int, *, is_last: bool) -> None:
+        """Every workgroup of a GPU's launch has ended. is_last: of its stream, so that the host waits for it."""

@@ -12,6 +12,8 @@
 - Scalar loads have a cache of their own, which buffer_inv does not reach.
 - Loaded registers are NaN until vmcnt says that they are there. Data of an LDS-DMA lands at once or when it is waited for, as a coin says.
 - Atomics act where their scope says, at once, whatever of the wave is still in flight; a returned value is a load.
+- Between two launches of a stream L1 and L2 are written back and forgotten, and the GPU's level stays as it is: they are ordered for their own GPU
+  alone. Behind a stream's last one the host sees everything.
 - At s_trap, what is in flight or in caches is lost.
 
 Stricter than the hardware, on purpose: one GPU's level stands for whatever keeps system scope from agent scope.
@@ -282,10 +284,12 @@ class WeakMemory(Memory):
     def end(self, w):
         self.wait(w, 0)
 
-    def finish(self, gpu):
+    def finish(self, gpu, *, is_last):
         level = self._cache("GPU", gpu)
         for key, cache in self._caches.items():
             if key[0] == "L2" and key[1] == gpu:
                 level.write(*cache.clean(), dirty=True)
-        self._to_system(*level.clean())
-        self._caches = {key: cache for key, cache in self._caches.items() if key[1] != gpu}
+        if is_last:
+            self._to_system(*level.clean())
+        kept = set() if is_last else {("GPU", gpu)}
+        self._caches = {key: cache for key, cache in self._caches.items() if key[1] != gpu or key in kept}

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,3 +209,21 @@ def test_code_objects_are_compiled_for_every_gpu(setup_py, tmp_path):
     (tmp_path / "k.hpp").write_text("#pragma once\nconstexpr int kValue = 77;\n")  # a header is a dependency
     subprocess.run(run, check=True, capture_output=True)
     assert [made.read_bytes() for _, _, made in objects] != before
+
+
+def test_an_inplace_build_leaves_its_code_objects_in_the_source_tree(setup_py, tmp_path, monkeypatch):
+    """And none of an earlier build that this one did not make."""
+    source, built = tmp_path / "src/pkg", tmp_path / "lib/pkg"
+    for folder, names in ((source / "code_objects", ["old.gfx950.co"]), (built / "code_objects", ["k1.gfx950.co"])):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(name)
+    monkeypatch.setattr(setup_py.build_ext, "copy_extensions_to_source", lambda self: None)
+    command = setup_py.NinjaBuildExt.__new__(setup_py.NinjaBuildExt)
+    command.extensions, command.build_lib = [setup_py.Extension("pkg._C", [])], str(tmp_path / "lib")
+    command.get_finalized_command = lambda name: SimpleNamespace(get_package_dir=lambda package: str(source))
+    command.copy_extensions_to_source()
+    assert [path.name for path in (source / "code_objects").iterdir()] == ["k1.gfx950.co"]
+    shutil.rmtree(built / "code_objects")
+    command.copy_extensions_to_source()
+    assert not (source / "code_objects").exists()

@@ -1,5 +1,6 @@
 """What a kernel starts with, who runs when, and how a run ends."""
 
+import dataclasses
 import struct
 
 import numpy as np
@@ -98,9 +99,10 @@ def test_arguments_and_threads_are_checked():
         cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 12)])
     with pytest.raises(ValueError, match="k is built for at most 1024 threads, not 1088"):
         cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 1088, b"\0" * 16)])
-    with pytest.raises(ValueError, match="two launches on one GPU"):
-        launch = cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 16)
-        cdna.Machine(memory).run([launch, launch])
+    launch = cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 16)
+    for streams in ([[launch], [launch]], [[launch, dataclasses.replace(launch, gpu=1)]]):
+        with pytest.raises(ValueError, match="each stream is of one GPU, and each GPU has one stream"):
+            cdna.Machine(memory).run(*streams)
 
 
 @pytest.mark.parametrize("seed", [None, *range(5)])

@@ -3,6 +3,7 @@
 Each kernel of handover.hip and ring.hip without its one wait, scope or barrier must go wrong under some of the seeds; the whole one under none.
 """
 
+import dataclasses
 import struct
 
 import numpy as np
@@ -31,7 +32,7 @@ def handed_over(program, kernel, seed, *, gpus=1, workgroups=3, **weak):
         launches = [cdna.Launch(program, kernel, workgroups, 256, struct.pack("<3Qi", data, flag, out, -1))]
     else:
         launches = [cdna.Launch(program, kernel, 1, 256, struct.pack("<3Qi", data, flag, out, role), gpu=role) for role in range(gpus)]
-    cdna.Machine(memory, seed=seed).run(launches, budget=60_000)
+    cdna.Machine(memory, seed=seed).run(*([launch] for launch in launches), budget=60_000)
     expected = 5 * np.arange(256, dtype=U) if kernel == "agent_flag_first" else DATA
     return bool((memory.get(out, U, (256,)) == expected[::-1]).all())
 
@@ -282,6 +283,24 @@ def test_an_atomic_sees_what_its_own_cu_and_xcd_have_of_its_place(cell):
     store(w, a, 40)  # in flight
     run(["global_atomic_add v4, v[0:1], v2, off sc0", "s_waitcnt vmcnt(0)"], w, v=address(a) | {2: np.ones(64, U)}, exec_mask=1)
     assert w.v[4][0] == 40 and load(wave(memory, cu=2, xcd=1), a, " sc1") == 41
+
+
+def test_launches_of_a_stream_are_ordered_for_their_own_gpu_alone(handover):
+    """Two launches store and read; the last one shows everything to the host, a launch before it to its own GPU."""
+    memory = cdna.WeakMemory(1 << 18, drain=0.0)
+    data, flag = memory.put(np.zeros(512, U)), memory.put(np.ones(1, U))
+    outs = [memory.alloc(512 * 4) for _ in range(2)]
+    store = cdna.Launch(handover, "agent_no_release", 1, 256, struct.pack("<3Qi", data, flag, outs[0], 0))
+    load = cdna.Launch(handover, "agent_no_acquire", 1, 256, struct.pack("<3Qi", data, flag, outs[0], 1))
+    other = dataclasses.replace(load, arguments=struct.pack("<3Qi", data, flag, outs[1], 1), gpu=1)
+    seen = []
+    finish = memory.finish
+    memory.finish = lambda gpu, is_last: (finish(gpu, is_last=is_last), seen.append((gpu, is_last, memory.get(data, U, (256,))[9])))
+    cdna.Machine(memory).run([store, load])
+    assert (memory.get(outs[0], U, (256,)) == DATA[::-1]).all()
+    assert seen == [(0, False, 0), (0, True, DATA[9])]
+    cdna.Machine(memory).run([other])
+    assert (memory.get(outs[1], U, (256,)) == DATA[::-1]).all()
 
 
 def test_the_end_of_a_kernel_makes_everything_visible(handover):
