@@ -105,8 +105,7 @@ def _trap(o: Operands):
     number = int(o.texts[0], 0)
 
     def step(w):
-        w.workgroup.memory.trap(w)
-        raise Trap(f"s_trap {number} in workgroup {w.workgroup.index} of GPU {w.workgroup.gpu}, wave {w.index}")
+        raise Trap(f"s_trap {number} in workgroup {w.workgroup.index} of GPU {w.workgroup.gpu}, wave {w.index}", w.workgroup.gpu)
 
     return step
 

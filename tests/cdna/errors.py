@@ -14,7 +14,11 @@ class MemoryFault(Fault):
 
 
 class Trap(Fault):
-    """s_trap: the kernel stopped itself. Stores that were not waited for are lost."""
+    """s_trap: the kernel stopped itself, and with it the launch of its GPU. Stores that were not waited for are lost."""
+
+    def __init__(self, message: str, gpu: int):
+        super().__init__(message)
+        self.gpu = gpu
 
 
 class BudgetSpent(Fault):

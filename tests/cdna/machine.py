@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Callable
 
 import numpy as np
 
-from cdna.errors import BudgetSpent
+from cdna.errors import BudgetSpent, Trap
 from cdna.memory import Memory
 from cdna.program import Program
 from cdna.wave import BARRIER, ENDED, LANES, RUNNING, SLEEPING, Wave
@@ -50,20 +51,21 @@ class Workgroup:
 
 
 class Machine:
-    """seed: None runs waves in turn; a number makes an adversary pick the next wave, its turn's length and workgroups that stand still.
+    """seed: None runs waves in turn; a number makes an adversary pick the next wave, its turn's length, and what stands still for a while.
 
-    ticks: what s_memrealtime gives; one for each instruction of any wave.
+    ticks: what s_memrealtime gives; one for each instruction of any wave. host: called between rounds, for what the host does meanwhile.
     """
 
-    def __init__(self, memory: Memory, *, seed: int | None = None):
-        self.memory = memory
+    def __init__(self, memory: Memory, *, seed: int | None = None, host: Callable[[], None] = lambda: None):
+        self.memory, self.host = memory, host
         self.ticks = 0
         self._random = None if seed is None else np.random.default_rng(seed)
+        self._still: tuple[Workgroup, bool, int] | None = None  # a workgroup, or its whole GPU, and for how many rounds more
 
     def run(self, *streams: list[Launch], budget: int = 20_000_000) -> Run:
         """Runs streams of launches, each on a GPU of its own and one launch after another, all streams at once.
 
-        Raises Fault of the kind that stopped a kernel.
+        Raises Fault of the kind that stopped a kernel. A trap stops its own GPU, and is raised when the others have stopped too.
         """
         gpus = [{launch.gpu for launch in stream} for stream in streams]
         if any(len(one) != 1 for one in gpus) or len(set.union(*gpus)) != len(gpus):
@@ -75,11 +77,17 @@ class Machine:
         start = self.ticks
         waiting = {stream[0].gpu: stream for stream in streams}
         groups = {gpu: self._groups(stream.pop(0)) for gpu, stream in waiting.items()}  # of the launch that a GPU runs
+        traps: list[Trap] = []
         while groups:
             live = [wave for of_gpu in groups.values() for group in of_gpu for wave in group.waves if wave.state != ENDED]
             if self.ticks - start >= budget:
                 raise BudgetSpent(f"{budget} instructions, {len(live)} waves still run")
-            self._round(live, budget - (self.ticks - start))
+            try:
+                self._round(live, budget - (self.ticks - start))
+            except Trap as trap:
+                traps.append(trap)
+                del groups[trap.gpu]
+            self.host()
             for gpu, of_gpu in list(groups.items()):
                 self._open_barriers(of_gpu)
                 if all(wave.state == ENDED for group in of_gpu for wave in group.waves):
@@ -87,6 +95,8 @@ class Machine:
                     self.memory.finish(gpu, is_last=not waiting[gpu])
                     if waiting[gpu]:
                         groups[gpu] = self._groups(waiting[gpu].pop(0))
+        if traps:
+            raise traps[0]
         return Run(self.ticks - start, self.ticks)
 
     def _round(self, live: list[Wave], budget: int) -> None:
@@ -101,13 +111,27 @@ class Machine:
     def _turns(self, live: list[Wave]):
         if self._random is None:
             return [(wave, _STEADY_TURN) for wave in live]
-        still = None
-        if self._random.random() < 0.3:  # a workgroup that the others overtake
-            still = live[self._random.integers(len(live))].workgroup
+        self._choose_still(live)
         order = self._random.permutation(len(live))
         lengths = self._random.choice(_TURNS, len(live))
-        chosen = [(live[i], int(lengths[i])) for i in order if live[i].workgroup is not still]
-        return chosen or [(wave, _STEADY_TURN) for wave in live]
+        return [(live[i], int(lengths[i])) for i in order if not self._stands_still(live[i].workgroup)] or [(wave, _STEADY_TURN) for wave in live]
+
+    def _choose_still(self, live: list[Wave]) -> None:
+        """What the others overtake: a workgroup or a GPU, for one round or for many."""
+        if self._still is not None and self._still[2] > 0:
+            group, whole_gpu, rounds = self._still
+            self._still = group, whole_gpu, rounds - 1
+        elif self._random.random() < 0.3:
+            group = live[self._random.integers(len(live))].workgroup
+            self._still = group, bool(self._random.random() < 0.3), int(self._random.choice((0, 3, 30, 300)))
+        else:
+            self._still = None
+
+    def _stands_still(self, group: Workgroup) -> bool:
+        if self._still is None:
+            return False
+        still, whole_gpu, _ = self._still
+        return group.gpu == still.gpu if whole_gpu else group is still
 
     def _turn(self, wave: Wave, length: int) -> None:
         code = wave.workgroup.launch.program.code

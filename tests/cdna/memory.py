@@ -120,9 +120,6 @@ class Memory:
     def end(self, w) -> None:
         """s_endpgm."""
 
-    def trap(self, w) -> None:
-        """s_trap."""
-
     def turn(self, w) -> None:
         """The machine leaves a wave for another one."""
 

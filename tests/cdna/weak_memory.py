@@ -3,7 +3,7 @@
     wave's operations in flight → L1 of the CU → L2 of the XCD → the GPU's level → system memory
 
 - A store waits in its CU, visible to the waves of its workgroup alone, until s_waitcnt vmcnt of its wave asks for it. Between two turns of a
-  wave the machine may also let one go, the youngest first: a flag overtakes the data before it.
+  wave the machine may also let one go, the youngest first, or some of its dwords: a flag overtakes the data before it, and other data of its store.
 - From there it goes as far as its scope says: plain and workgroup stores to L2, agent ones (sc1) to the GPU's level, system ones (sc0 sc1) to
   system memory. buffer_wbl2 sc1 moves what its XCD's L2 has on to the GPU's level, buffer_wbl2 sc0 sc1 on to system memory, when it is waited
   for. Nothing is ever written back by itself before the kernel ends.
@@ -186,7 +186,20 @@ class WeakMemory(Memory):
         w.queue.append(store)
         self._in_flight.setdefault(store.cu, []).append(store)
 
+    def _let_words_go(self, w, store: _Store) -> None:
+        """Some aligned dwords of a store, each of them whole; the others stay where they are."""
+        words = store.places // 4
+        gone = np.isin(words, words[self._random.random(len(words)) < 0.3])
+        if gone.any():
+            self._move(w, _Store(store.places[gone], store.data[gone], store.scope, store.cu))
+            store.places, store.data = store.places[~gone], store.data[~gone]
+
     def _let_go(self, w, store: _Store) -> None:
+        self._move(w, store)
+        store.done = True
+        self._in_flight[store.cu].remove(store)
+
+    def _move(self, w, store: _Store) -> None:
         """A store leaves its CU and goes as far as its scope says."""
         l1, l2, gpu = self._levels(w)
         l1.refresh(store.places, store.data)
@@ -195,8 +208,6 @@ class WeakMemory(Memory):
             gpu.write(store.places, store.data, dirty=store.scope < SYSTEM)
         if store.scope >= SYSTEM:
             self.bytes[store.places] = store.data
-        store.done = True
-        self._in_flight[store.cu].remove(store)
 
     def exchange(self, w, addresses, size, scope, update, what):
         places = self.places(addresses, size, what)
@@ -271,14 +282,17 @@ class WeakMemory(Memory):
             self._let_youngest_go(w)
 
     def _let_youngest_go(self, w) -> None:
-        """One store, if none before it writes a byte of it; it overtakes everything else in flight."""
+        """One store or a part of it, if none before it writes a byte of it; it overtakes everything else in flight."""
         waiting = [operation for operation in w.queue if not operation.done]
         for at in range(len(waiting) - 1, -1, -1):
             store = waiting[at]
             if isinstance(store, _Store):
                 older = self._in_flight[store.cu]
                 if not any(other.covers(store.places) for other in older[: older.index(store)]):
-                    self._let_go(w, store)
+                    if self._random.random() < 0.5:
+                        self._let_words_go(w, store)
+                    else:
+                        self._let_go(w, store)
                     return
 
     def end(self, w):

@@ -136,6 +136,45 @@ def test_ends_that_are_not_one():
         cdna.Machine(memory).run(launch("s_branch 0x1fff"))
 
 
+def test_a_trap_stops_its_own_gpu_and_the_host_goes_on_meanwhile():
+    """GPU 0 traps at once; GPU 1 waits for the host to write a word, and ends."""
+    memory = cdna.Memory(1 << 16)
+    x = memory.put(np.zeros(2, U))
+    wait = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "v_mov_b32_e32 v1, 0", "global_load_dword v2, v1, s[20:21]", "v_cmp_eq_u32_e32 vcc, 0, v2"]
+    wait += ["s_cbranch_vccnz 65533", "global_store_dword v1, v2, s[20:21] offset:4"]
+    streams = [cdna.Launch(_Handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0), gpu=gpu) for gpu, lines in enumerate((["s_trap 2"], wait))]
+    rounds = []
+
+    def host():
+        rounds.append(None)
+        if len(rounds) == 3:
+            memory.set(x, np.array([7], U))
+
+    with pytest.raises(cdna.Trap, match="of GPU 0"):
+        cdna.Machine(memory, host=host).run(*([launch] for launch in streams))
+    assert list(memory.get(x, U, (2,))) == [7, 7]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_seed_lets_others_overtake(seed):
+    """Of two GPUs that each count 200 times, the adversary lets either be ahead by most of its way, in one schedule or another."""
+    lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "s_movk_i32 s8, 0xc8", "v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v2, 1"]
+    lines += ["global_atomic_add v1, v2, s[20:21]", "s_addk_i32 s8, 0xffff", "s_cmp_lg_u32 s8, 0", "s_cbranch_scc1 65532"]
+    ahead = []
+    for attempt in range(20):
+        memory = cdna.Memory(1 << 16)
+        counts = [memory.put(np.zeros(1, U)) for _ in range(2)]
+        launches = [cdna.Launch(_Handmade(lines), "k", 1, 1, struct.pack("<QII", x, 0, 0), gpu=gpu) for gpu, x in enumerate(counts)]
+        gaps = []
+
+        def host(memory=memory, counts=counts, gaps=gaps):
+            gaps.append(int(memory.get(counts[0], U, (1,))[0]) - int(memory.get(counts[1], U, (1,))[0]))
+
+        cdna.Machine(memory, seed=100 * seed + attempt, host=host).run(*([launch] for launch in launches))
+        ahead += gaps
+    assert max(ahead) > 150 and min(ahead) < -150
+
+
 def test_a_seed_repeats_its_schedule():
     def ticks(seed):
         memory = cdna.WeakMemory(1 << 18, seed=seed)

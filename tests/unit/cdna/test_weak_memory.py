@@ -266,6 +266,22 @@ def test_stores_of_a_wave_to_one_place_keep_their_order():
     assert memory.get(a, U, (1,))[0] == 2
 
 
+def test_a_store_may_arrive_in_parts_and_never_in_parts_of_a_dword():
+    seen = set()
+    for seed in range(20):
+        memory = cdna.WeakMemory(1 << 16, seed=seed, drain=1.0)
+        a = memory.put(np.zeros(4, U))
+        w = wave(memory)
+        run("global_store_dwordx4 v[0:1], v[2:5], off sc0 sc1", w, v=address(a) | {n: np.full(64, 0x01010101 * n, U) for n in range(2, 6)}, exec_mask=1)
+        memory.turn(w)
+        words = memory.get(a, U, (4,))
+        assert all(word in (0, 0x01010101 * (n + 2)) for n, word in enumerate(words))
+        seen.add(int(np.count_nonzero(words)))
+        run("s_waitcnt vmcnt(0)", w)
+        assert list(memory.get(a, U, (4,))) == [0x01010101 * n for n in range(2, 6)]
+    assert 4 in seen and seen & {1, 2, 3}
+
+
 @pytest.mark.parametrize(("scope", "others"), [("", 0), (" sc1", 1)])
 def test_atomics_act_where_their_scope_says(scope, others):
     """Adds of two GPUs: at system scope they meet, at agent scope each GPU has its own sum until its kernel ends."""
