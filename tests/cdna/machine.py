@@ -106,7 +106,7 @@ class Machine:
                 wave.state = RUNNING
             if wave.state == RUNNING:
                 self._turn(wave, min(length, budget))
-                self.memory.turn(wave)
+            self.memory.turn(wave)  # of one that waits at a barrier too: what it stored arrives some time
 
     def _turns(self, live: list[Wave]):
         if self._random is None:

@@ -121,7 +121,7 @@ class Memory:
         """s_endpgm."""
 
     def turn(self, w) -> None:
-        """The machine leaves a wave for another one."""
+        """The machine leaves a wave for another one: a chance for what it stored."""
 
     def finish(self, gpu: int, *, is_last: bool) -> None:
         """Every workgroup of a GPU's launch has ended. is_last: of its stream, so that the host waits for it."""

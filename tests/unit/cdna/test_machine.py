@@ -8,21 +8,10 @@ import pytest
 
 import cdna
 from cdna import fixtures
-from cdna.elf import Descriptor, Kernel
+from cdna.handmade import handmade
 from cdna.wave import POISON
 
 U = np.uint32
-
-
-class _Handmade:
-    """A program of a few instructions behind a descriptor made here."""
-
-    def __new__(cls, lines, *, rsrc2=1 << 7, properties=1 << 3, preload=0, rsrc1=0xF0 << 12, lds=64, kernarg=16):
-        descriptor = Descriptor(lds, 0, kernarg, 0, rsrc1, rsrc2, 0, properties, preload)
-        arguments = (cdna.elf.Argument(0, 16, "by_value"),)
-        kernel = Kernel("k", 0x1000, descriptor, arguments, 8, 0, 16, 0, 0, lds, 0, kernarg, 1024)
-        text = "".join(f"\t{line} // {0x1000 + 4 * i:012X}: 00000000\n" for i, line in enumerate([*lines, "s_endpgm"]))
-        return cdna.Program(cdna.CodeObject("gfx950", {"k": kernel}, ((0x1000, b"\0" * 0x200),)), text)
 
 
 def store_v0(value):
@@ -35,7 +24,7 @@ def store_v0(value):
 def test_a_workgroup_knows_its_place_and_its_arguments():
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(3 * 256)
-    program = _Handmade(["s_load_dword s23, s[0:1], 0x8", "s_add_i32 s23, s23, s2", "v_mov_b32_e32 v5, s23", *store_v0("v5")])
+    program = handmade(["s_load_dword s23, s[0:1], 0x8", "s_add_i32 s23, s23, s2", "v_mov_b32_e32 v5, s23", *store_v0("v5")])
     run = cdna.Machine(memory).run([cdna.Launch(program, "k", 3, 64, struct.pack("<QII", x, 100, 0))])
     assert list(memory.get(x, U, (3, 64))[:, 9]) == [100, 101, 102]
     assert run.instructions == 3 * 9
@@ -45,7 +34,7 @@ def test_thread_indices_are_packed():
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(256)
     lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "v_mbcnt_lo_u32_b32 v1, -1, 0", "v_mbcnt_hi_u32_b32 v1, -1, v1", "v_lshlrev_b32_e32 v1, 2, v1"]
-    cdna.Machine(memory).run([cdna.Launch(_Handmade([*lines, "global_store_dword v1, v0, s[20:21]"]), "k", 1, (4, 8, 2), struct.pack("<QII", x, 0, 0))])
+    cdna.Machine(memory).run([cdna.Launch(handmade([*lines, "global_store_dword v1, v0, s[20:21]"]), "k", 1, (4, 8, 2), struct.pack("<QII", x, 0, 0))])
     assert list(memory.get(x, U, (64,))) == [t % 4 | t // 4 % 8 << 10 | t // 32 << 20 for t in range(64)]
 
 
@@ -54,7 +43,7 @@ def test_workgroup_indices_in_three_dimensions():
     x = memory.put(np.zeros(12, U))
     lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "s_mul_i32 s10, s4, 6", "s_mul_i32 s11, s3, 3", "s_add_i32 s10, s10, s11", "s_add_i32 s10, s10, s2"]
     lines += ["s_lshl_b32 s10, s10, 2", "v_mov_b32_e32 v1, s10", "v_mov_b32_e32 v2, 1", "global_atomic_add v1, v2, s[20:21]"]
-    program = _Handmade(lines, rsrc2=0b111 << 7)
+    program = handmade(lines, rsrc2=0b111 << 7)
     cdna.Machine(memory).run([cdna.Launch(program, "k", (3, 2, 2), 1, struct.pack("<QII", x, 0, 0))])
     assert list(memory.get(x, U, (12,))) == [1] * 12
 
@@ -62,7 +51,7 @@ def test_workgroup_indices_in_three_dimensions():
 def test_a_partial_wave_has_inactive_lanes():
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(512)
-    cdna.Machine(memory).run([cdna.Launch(_Handmade(store_v0("v0")), "k", 1, 70, struct.pack("<QII", x, 0, 0))])
+    cdna.Machine(memory).run([cdna.Launch(handmade(store_v0("v0")), "k", 1, 70, struct.pack("<QII", x, 0, 0))])
     assert list(memory.get(x, U, (128,))) == [*range(70), *[POISON] * 58]
 
 
@@ -70,7 +59,7 @@ def test_registers_and_lds_start_as_nan():
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(256)
     lines = ["v_mov_b32_e32 v3, 0", "ds_read_b32 v4, v3", "v_and_b32_e32 v5, v4, v6", *store_v0("v5")]
-    cdna.Machine(memory).run([cdna.Launch(_Handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
+    cdna.Machine(memory).run([cdna.Launch(handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
     assert (memory.get(x, U, (64,)) == POISON).all()
 
 
@@ -81,7 +70,7 @@ def test_preloaded_arguments_start_later():
     lines = ["v_mov_b32_e32 v5, s4", *["s_nop 0"] * 63, "v_mov_b32_e32 v5, s5", *store_v0("v5")]
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(3 * 256)
-    program = _Handmade([line.replace("s2, 8", "s6, 8") for line in lines], preload=4, rsrc2=1 << 7)
+    program = handmade([line.replace("s2, 8", "s6, 8") for line in lines], preload=4, rsrc2=1 << 7)
     cdna.Machine(memory).run([cdna.Launch(program, "k", 1, 64, struct.pack("<QII", x, 11, 22))])
     assert (memory.get(x, U, (64,)) == 22).all()
 
@@ -90,16 +79,16 @@ def test_preloaded_arguments_start_later():
 def test_what_a_descriptor_asks_for_and_is_not_modelled_is_an_error(change, message):
     memory = cdna.Memory(1 << 16)
     with pytest.raises(NotImplementedError, match=message):
-        cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"], **change), "k", 1, 64, b"\0" * 16)])
+        cdna.Machine(memory).run([cdna.Launch(handmade(["s_nop 0"], **change), "k", 1, 64, b"\0" * 16)])
 
 
 def test_arguments_and_threads_are_checked():
     memory = cdna.Memory(1 << 16)
     with pytest.raises(ValueError, match="k takes 16 bytes of arguments, not 12"):
-        cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 12)])
+        cdna.Machine(memory).run([cdna.Launch(handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 12)])
     with pytest.raises(ValueError, match="k is built for at most 1024 threads, not 1088"):
-        cdna.Machine(memory).run([cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 1088, b"\0" * 16)])
-    launch = cdna.Launch(_Handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 16)
+        cdna.Machine(memory).run([cdna.Launch(handmade(["s_nop 0"]), "k", 1, 1088, b"\0" * 16)])
+    launch = cdna.Launch(handmade(["s_nop 0"]), "k", 1, 64, b"\0" * 16)
     for streams in ([[launch], [launch]], [[launch, dataclasses.replace(launch, gpu=1)]]):
         with pytest.raises(ValueError, match="each stream is of one GPU, and each GPU has one stream"):
             cdna.Machine(memory).run(*streams)
@@ -112,7 +101,7 @@ def test_a_barrier_opens_when_every_wave_of_its_workgroup_is_there(seed):
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(2 * 1024)
     text = [line.replace("s22, s2, 8", "s22, s2, 10") for line in store_v0("v5")]
-    program = _Handmade([*lines, "ds_read_b32 v5, v2", *text])
+    program = handmade([*lines, "ds_read_b32 v5, v2", *text])
     cdna.Machine(memory, seed=seed).run([cdna.Launch(program, "k", 2, 256, struct.pack("<QII", x, 0, 0))])
     assert list(memory.get(x, U, (2, 4, 64))[1, :, 0]) == [192, 0, 64, 128]
 
@@ -121,7 +110,7 @@ def test_ends_that_are_not_one():
     memory = cdna.Memory(1 << 16)
 
     def launch(*lines):
-        return [cdna.Launch(_Handmade(lines), "k", 1, 128, b"\0" * 16)]
+        return [cdna.Launch(handmade(lines), "k", 1, 128, b"\0" * 16)]
 
     with pytest.raises(cdna.BudgetSpent, match="1000 instructions, 2 waves still run"):
         cdna.Machine(memory).run(launch("s_branch 65535"), budget=1000)
@@ -142,7 +131,7 @@ def test_a_trap_stops_its_own_gpu_and_the_host_goes_on_meanwhile():
     x = memory.put(np.zeros(2, U))
     wait = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "v_mov_b32_e32 v1, 0", "global_load_dword v2, v1, s[20:21]", "v_cmp_eq_u32_e32 vcc, 0, v2"]
     wait += ["s_cbranch_vccnz 65533", "global_store_dword v1, v2, s[20:21] offset:4"]
-    streams = [cdna.Launch(_Handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0), gpu=gpu) for gpu, lines in enumerate((["s_trap 2"], wait))]
+    streams = [cdna.Launch(handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0), gpu=gpu) for gpu, lines in enumerate((["s_trap 2"], wait))]
     rounds = []
 
     def host():
@@ -164,7 +153,7 @@ def test_a_seed_lets_others_overtake(seed):
     for attempt in range(20):
         memory = cdna.Memory(1 << 16)
         counts = [memory.put(np.zeros(1, U)) for _ in range(2)]
-        launches = [cdna.Launch(_Handmade(lines), "k", 1, 1, struct.pack("<QII", x, 0, 0), gpu=gpu) for gpu, x in enumerate(counts)]
+        launches = [cdna.Launch(handmade(lines), "k", 1, 1, struct.pack("<QII", x, 0, 0), gpu=gpu) for gpu, x in enumerate(counts)]
         gaps = []
 
         def host(memory=memory, counts=counts, gaps=gaps):
@@ -191,6 +180,6 @@ def test_code_addresses_follow_the_image():
     x = memory.alloc(256)
     lines = ["s_getpc_b64 s[8:9]", "s_add_u32 s8, s8, 12", "s_addc_u32 s9, s9, 0", "s_setpc_b64 s[8:9]", "v_mov_b32_e32 v5, 5", *store_v0("v5")]
     with pytest.raises(cdna.MemoryFault, match="no instruction starts"):
-        cdna.Machine(memory).run([cdna.Launch(_Handmade([lines[0], "s_add_u32 s8, s8, 6", *lines[2:]]), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
-    cdna.Machine(memory).run([cdna.Launch(_Handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
+        cdna.Machine(memory).run([cdna.Launch(handmade([lines[0], "s_add_u32 s8, s8, 6", *lines[2:]]), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
+    cdna.Machine(memory).run([cdna.Launch(handmade(lines), "k", 1, 64, struct.pack("<QII", x, 0, 0))])
     assert (memory.get(x, U, (64,)) == 5).all()

@@ -11,6 +11,7 @@ import pytest
 
 import cdna
 from cdna import fixtures
+from cdna.handmade import handmade
 from cdna.single import run, wave
 
 U = np.uint32
@@ -299,6 +300,26 @@ def test_an_atomic_sees_what_its_own_cu_and_xcd_have_of_its_place(cell):
     store(w, a, 40)  # in flight
     run(["global_atomic_add v4, v[0:1], v2, off sc0", "s_waitcnt vmcnt(0)"], w, v=address(a) | {2: np.ones(64, U)}, exec_mask=1)
     assert w.v[4][0] == 40 and load(wave(memory, cu=2, xcd=1), a, " sc1") == 41
+
+
+def test_a_store_in_front_of_a_barrier_arrives_while_its_wave_waits_there():
+    """x is stored by the first wave of workgroup 0, which then waits for its second; that one waits for y, stored by workgroup 1 when it has x."""
+
+    def poll(offset):
+        load = f"global_load_dword v3, v1, s[20:21] offset:{offset} sc1"
+        return [load, "s_waitcnt vmcnt(0)", "v_cmp_eq_u32_e32 vcc, 0, v3", "s_cbranch_vccnz 65532"]
+
+    stores_x = ["global_store_dword v1, v2, s[20:21] sc1", "s_barrier", "s_endpgm"]
+    waits_for_y = [*poll(128), "s_barrier", "s_endpgm"]
+    stores_y = [*poll(0), "global_store_dword v1, v2, s[20:21] offset:128 sc1"]
+    lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "v_readfirstlane_b32 s8, v0", "v_mov_b32_e32 v1, 0", "v_mov_b32_e32 v2, 1", "s_cmp_lg_u32 s2, 0"]
+    lines += [f"s_cbranch_scc1 {len(stores_x) + len(waits_for_y) + 2}", "s_cmp_lg_u32 s8, 0", f"s_cbranch_scc1 {len(stores_x)}"]
+    program = handmade([*lines, *stores_x, *waits_for_y, *stores_y])
+    for seed in range(4):
+        memory = cdna.WeakMemory(1 << 16, seed=seed)
+        x = memory.put(np.zeros(64, U))
+        cdna.Machine(memory, seed=seed).run([cdna.Launch(program, "k", 2, 128, struct.pack("<QII", x, 0, 0))], budget=100_000)
+        assert list(memory.get(x, U, (64,))[[0, 32]]) == [1, 1]
 
 
 def test_launches_of_a_stream_are_ordered_for_their_own_gpu_alone(handover):
