@@ -1,4 +1,5 @@
-"""Builds the extension sgl_lowlatency._C with ninja: host emulation always, CUDA kernels where nvcc is found.
+"""Builds the extension sgl_lowlatency._C with ninja: host emulation always, CUDA kernels where nvcc is found. Beside it, the code objects of
+csrc/launch/*.hip where hipcc or clang can compile them, which are loaded at run time.
 
 The extension takes raw pointers and stream handles and links neither torch nor a shared CUDA runtime.
 """
@@ -18,6 +19,10 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
+MIN_CLANG = 20  # of LLVM, and of ROCm from 7.0 on: gfx950
+HIP_ARCHS = ("gfx942", "gfx950")
+# One linked ELF for one GPU, with neither ROCm's headers nor its device libraries.
+HIP_FLAGS = "-x hip --cuda-device-only -nogpuinc -nogpulib --no-gpu-bundle-output -O3 -std=c++20 -fno-exceptions -fuse-cuid=none"
 MIN_NVCC = {"sm_90a": (12, 0), "sm_100a": (12, 8), "sm_103a": (12, 9)}
 
 
@@ -117,8 +122,56 @@ def cuda_toolchain(cxx, build_dir, wanted):
     return nvcc, archs
 
 
-def ninja_file(target, build_dir, cxx, nvcc, archs, planted):
-    """The text of build.ninja. Paths with spaces are escaped; header dependencies come from the compilers."""
+def hip_candidates():
+    """Compilers that may know the AMD GPUs, best first: ROCm's, then clangs on PATH from the newest name on."""
+    rocm = [Path(home, "bin", "hipcc") for home in (os.environ.get("ROCM_PATH"), "/opt/rocm") if home]
+    names = ["hipcc", *(f"clang-{version}" for version in range(30, MIN_CLANG - 1, -1)), "clang"]
+    found = [str(path) for path in rocm if os.access(path, os.X_OK)] + [path for path in map(shutil.which, names) if path]
+    return list(dict.fromkeys(found))
+
+
+def hip_refusal(compiler, build_dir):
+    """Why a compiler cannot make code objects for every one of HIP_ARCHS, in one line; "" when it can."""
+    try:
+        text = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{compiler} does not run ({error})"
+    version = re.search(r"clang version (\d+)\.", text)
+    if version is None or int(version[1]) < MIN_CLANG:
+        return f"{compiler} is {f'clang {version[1]}' if version else 'no clang'}, and {MIN_CLANG} is the oldest that will do"
+    probe = build_dir / "hip_probe.hip"
+    probe.write_text("#include <cstdint>\nextern \"C\" __attribute__((global)) void probe(uint32_t* out) { *out = 1; }\n")
+    for arch in HIP_ARCHS:
+        command = [compiler, *HIP_FLAGS.split(), f"--offload-arch={arch}", str(probe), "-o", str(probe.with_suffix(f".{arch}.co"))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            return f"{compiler} cannot compile for {arch}: {lines[0] if lines else 'no message'}"
+    return ""
+
+
+def hip_compiler(build_dir):
+    """The compiler of the code objects, or None, with every reason said: the package installs without them."""
+    reasons = []
+    for compiler in hip_candidates():
+        refusal = hip_refusal(compiler, build_dir)
+        if not refusal:
+            return compiler
+        reasons.append(refusal)
+    print(f"no AMD code objects: {'; '.join(reasons) or f'neither hipcc nor clang {MIN_CLANG} or newer is on PATH'}")
+    return None
+
+
+def code_objects(folder, sources):
+    """(source, arch, target) of every code object: k1.gfx950.co in folder."""
+    return [(source, arch, folder / f"{source.stem}.{arch}.co") for source in sources for arch in HIP_ARCHS]
+
+
+def ninja_file(target, build_dir, cxx, nvcc, archs, planted, hip=None, device_objects=()):
+    """The text of build.ninja. Paths with spaces are escaped; header dependencies come from the compilers.
+
+    hip: compiler of the device_objects, which code_objects gives.
+    """
     import pybind11
 
     def path(value):
@@ -152,7 +205,13 @@ def ninja_file(target, build_dir, cxx, nvcc, archs, planted):
         objects.append(build_dir / "obj" / f"{source.relative_to(CSRC)}.o")
         lines.append(f"build {path(objects[-1])}: {'cuda' if source.suffix == '.cu' else 'cxx'} {path(source)}")
     lines.append(f"build {path(target)}: link {' '.join(path(o) for o in objects)}")
-    lines.append(f"default {path(target)}")
+    if hip:
+        flags = " ".join([HIP_FLAGS, *include, *(define for define in defines if "PLANTED" in define)])
+        depend = "-Xclang -dependency-file -Xclang $out.d -Xclang -MT -Xclang $out"  # clang's driver drops -MD of a device alone
+        lines.append(rule("hip", f"{hip} {flags} --offload-arch=$arch {depend} $in -o $out", "hip $out"))
+    for source, arch, code_object in device_objects:
+        lines.append(f"build {path(code_object)}: hip {path(source)}\n  arch = {arch}")
+    lines.append(f"default {' '.join(path(made) for made in (target, *(code_object for _, _, code_object in device_objects)))}")
     return "\n".join(lines) + "\n"
 
 
@@ -167,8 +226,9 @@ class NinjaBuildExt(build_ext):
             for directory in (build_dir, target.parent):
                 directory.mkdir(parents=True, exist_ok=True)
             nvcc, archs = cuda_toolchain(cxx, build_dir, config.cuda_archs)
+            hip, objects = self.hip_objects(build_dir, target.parent / "code_objects")
             build_file = build_dir / "build.ninja"
-            build_file.write_text(ninja_file(target, build_dir, cxx, nvcc, archs, config.planted))
+            build_file.write_text(ninja_file(target, build_dir, cxx, nvcc, archs, config.planted, hip, objects))
         except PermissionError as error:
             raise BuildError(f"the build directory is not writable: {error}") from None
         ninja = shutil.which("ninja")
@@ -179,6 +239,29 @@ class NinjaBuildExt(build_ext):
         command = [ninja, "-f", str(build_file), "-j", str(os.cpu_count() or 1)]
         if subprocess.run(command, cwd=build_dir).returncode:
             raise BuildError("the compiler failed; its message is above (pip shows it with -v)")
+
+    def hip_objects(self, build_dir, folder):
+        """(compiler, code_objects) to build; those of an earlier build that this one does not make again are removed."""
+        sources = sorted((CSRC / "launch").glob("*.hip"))
+        hip = hip_compiler(build_dir) if sources else None
+        objects = code_objects(folder, sources) if hip else []
+        for stale in set(folder.glob("*.co")) - {made for _, _, made in objects}:
+            stale.unlink()
+        if objects:
+            folder.mkdir(exist_ok=True)
+        return hip, objects
+
+    def copy_extensions_to_source(self):
+        """An inplace build leaves what it made in the source tree: the code objects too."""
+        super().copy_extensions_to_source()
+        build_py = self.get_finalized_command("build_py")
+        for ext in self.extensions:
+            package = ext.name.rpartition(".")[0]
+            built, kept = Path(self.build_lib, *package.split("."), "code_objects"), Path(build_py.get_package_dir(package), "code_objects")
+            if kept.exists():
+                shutil.rmtree(kept)
+            if built.is_dir() and any(built.iterdir()):
+                shutil.copytree(built, kept)
 
     def get_source_files(self):
         return [str(p.relative_to(ROOT)) for p in sorted(CSRC.rglob("*")) if p.is_file()]

@@ -5,10 +5,6 @@ The imports are inside the functions so that loading the entry point costs nothi
 
 from __future__ import annotations
 
-import logging
-
-logger = logging.getLogger(__name__)
-
 # HF architecture -> the "module:attribute" of its spec, imported by SGLang once the flag asks for it.
 NVIDIA_SPECS = {
     "LlamaForCausalLM": "sgl_lowlatency.specs.nvidia.dense:LLAMA_SPEC",
@@ -20,6 +16,10 @@ NVIDIA_SPECS = {
 NVIDIA_DRAFT_SPECS = {
     "DSparkDraftModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
     "Qwen3DSparkModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
+}
+AMD_SPECS = {
+    "Qwen3ForCausalLM": "sgl_lowlatency.specs.amd.qwen3:QWEN3_SPEC",
+    "Qwen3MoeForCausalLM": "sgl_lowlatency.specs.amd.qwen3_moe:QWEN3_MOE_SPEC",
 }
 
 
@@ -43,8 +43,8 @@ def register_nvidia() -> None:
 
 
 def register_amd() -> None:
-    """Entry point `amd_monokernel`. This release has no AMD kernels and registers nothing.
+    """Entry point `amd_monokernel`: register the AMD specs, for --enable-amd-monokernel and its old name --monokernel-backend amd."""
+    from sglang.kernels.plugin_kernels.amd.spec import BACKEND, register
 
-    SGLang then refuses --enable-amd-monokernel on every model by its own "no ... spec is registered" message.
-    """
-    logger.debug("sgl-lowlatency has no AMD kernels in this release: no monokernel spec is registered")
+    for architecture, path in AMD_SPECS.items():
+        register(backend=BACKEND, architecture=architecture, path=path)

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
+import pytest
+from sglang.kernels.plugin_kernels.amd.spec import MonoSpec
+from sglang.kernels.plugin_kernels.amd.spec import find_spec as find_amd_spec
 from sglang.kernels.plugin_kernels.nvidia.spec import ENTRY_POINT, MegakernelSpec, find_spec, registered_architectures
 
 from sgl_lowlatency import plugin
@@ -36,7 +39,8 @@ REGISTER = """
 import sys
 from sgl_lowlatency import plugin
 assert not {"torch", "sglang"} & set(sys.modules), "loading the entry points imports them"
-import sglang.kernels.plugin_kernels.nvidia.spec as contract  # SGLang's own; its package imports torch
+import sglang.kernels.plugin_kernels.amd.spec  # SGLang's own; their package imports torch
+import sglang.kernels.plugin_kernels.nvidia.spec as contract
 before = set(sys.modules)
 plugin.register_nvidia()
 plugin.register_amd()
@@ -51,14 +55,15 @@ def test_registering_imports_nothing_but_the_configuration():
     assert (done.returncode, done.stdout) == (0, f"{registered} ['sgl_lowlatency.config']\n"), done.stderr
 
 
-def test_amd_registers_nothing_and_sglang_says_so():
-    from sglang.kernels.plugin_kernels.amd.spec import find_spec as find_amd_spec
-    from sglang.kernels.plugin_kernels.amd.spec import spec_registered
-
+@pytest.mark.parametrize("isa", ["gfx942", "gfx950"])
+def test_every_amd_path_is_a_spec_of_this_api_version(isa):
     plugin.register_amd()
-    assert not spec_registered(backend="amd", architectures=["Qwen3ForCausalLM"])
-    spec, why = find_amd_spec(backend="amd", architectures=["Qwen3ForCausalLM"], isa="gfx950")
-    assert spec is None and "amd" in why
+    plugin.register_amd()  # twice is harmless
+    for architecture in plugin.AMD_SPECS:
+        spec, why = find_amd_spec(backend="amd", architectures=[architecture], isa=isa)
+        assert why == "" and isinstance(spec, MonoSpec) and spec.load_tensor is None
+    spec, why = find_amd_spec(backend="amd", architectures=["Qwen3ForCausalLM"], isa="gfx90a")
+    assert spec is None and why == "monokernel backend 'amd' has no spec for ['Qwen3ForCausalLM'] on gfx90a"
 
 
 def test_a_draft_model_is_not_judged_by_what_the_kernel_computes(monkeypatch):

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,3 +131,99 @@ def test_ninja_parses_the_build_and_it_compiles_every_source(setup_py, repo_root
         assert "-DSGL_LOWLATENCY_PLANTED=4" in command and "-std=c++17" in command
         assert ("code=sm_103a" in command) is (source.suffix == ".cu")
     assert "-cudart static" in commands[-1] and "torch" not in "".join(commands)
+
+
+CLANG_22 = "if [ \"$1\" = --version ]; then echo 'clang version 22.1.0'; exit 0; fi"
+
+
+def only_on_path(monkeypatch, folder):
+    monkeypatch.delenv("ROCM_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CLANG_22, ""),
+        ("echo 'clang version 19.1.0'", "is clang 19, and 20 is the oldest that will do"),
+        ("echo hello", "is no clang, and 20 is the oldest that will do"),
+        ("exit 1", "does not run"),
+        (f"{CLANG_22}; echo 'error: unable to execute ld.lld' >&2; exit 1", "cannot compile for gfx942: error: unable to execute ld.lld"),
+        (f"{CLANG_22}; case \"$*\" in *gfx950*) echo 'unknown target CPU' >&2; exit 1;; esac", "cannot compile for gfx950: unknown target CPU"),
+    ],
+)
+def test_a_compiler_of_code_objects_is_tried_before_it_is_used(setup_py, script, tmp_path, text, message):
+    refusal = setup_py.hip_refusal(str(script("clang-22", text)), tmp_path)
+    assert message in refusal and bool(refusal) is bool(message)
+
+
+def test_no_compiler_of_code_objects_is_no_error(setup_py, monkeypatch, tmp_path, capsys):
+    only_on_path(monkeypatch, tmp_path)
+    assert setup_py.hip_compiler(tmp_path) is None
+    assert capsys.readouterr().out == "no AMD code objects: neither hipcc nor clang 20 or newer is on PATH\n"
+
+
+def test_the_next_compiler_is_taken_where_one_will_not_do(setup_py, script, monkeypatch, tmp_path, capsys):
+    script("hipcc", "echo 'HIP version: 5.2'; echo 'clang version 14.0.6'")
+    clang = script("clang-22", CLANG_22)
+    only_on_path(monkeypatch, clang.parent)
+    assert setup_py.hip_compiler(tmp_path) == str(clang)
+    clang.unlink()
+    assert setup_py.hip_compiler(tmp_path) is None
+    assert "hipcc is clang 14, and 20 is the oldest that will do" in capsys.readouterr().out
+
+
+def test_rocms_compiler_comes_first(setup_py, script, monkeypatch, tmp_path):
+    hipcc, clang = script("hipcc", CLANG_22), script("clang-22", CLANG_22)
+    only_on_path(monkeypatch, clang.parent)
+    monkeypatch.setenv("ROCM_PATH", str(hipcc.parent.parent))
+    assert setup_py.hip_candidates() == [str(hipcc), str(clang)]
+
+
+def test_code_objects_are_compiled_for_every_gpu(setup_py, tmp_path):
+    """Oracle: ninja's own list of commands, and the objects that a real clang makes of a kernel."""
+    pytest.importorskip("pybind11")
+    ninja = shutil.which("ninja")
+    if ninja is None:
+        pytest.skip("ninja is not on PATH")
+    source, folder = tmp_path / "k 1.hip", tmp_path / "code_objects"
+    source.write_text('#include "k.hpp"\nextern "C" __attribute__((global)) void k(int* x) { *x = kValue; }\n')
+    (tmp_path / "k.hpp").write_text("#pragma once\nconstexpr int kValue = SGL_LOWLATENCY_PLANTED;\n")
+    objects = setup_py.code_objects(folder, [source])
+    assert [made.name for _, _, made in objects] == ["k 1.gfx942.co", "k 1.gfx950.co"]
+    hip = setup_py.hip_compiler(tmp_path) or "absent-clang"
+    text = setup_py.ninja_file(tmp_path / "_C.so", tmp_path, "g++", None, [], 4, hip, objects)
+    (tmp_path / "build.ninja").write_text(text)
+    commands = subprocess.run([ninja, "-C", str(tmp_path), "-t", "commands", *(str(made) for _, _, made in objects)],
+                              capture_output=True, text=True, check=True).stdout.splitlines()
+    for arch in ("gfx942", "gfx950"):
+        (command,) = [line for line in commands if f"--offload-arch={arch} " in line]
+        assert "--cuda-device-only" in command and "-DSGL_LOWLATENCY_PLANTED=4" in command
+    if hip == "absent-clang":
+        pytest.skip("no compiler for the AMD GPUs: the objects themselves were not made")
+    run = [ninja, "-C", str(tmp_path), *(str(made) for _, _, made in objects)]
+    subprocess.run(run, check=True, capture_output=True)
+    before = [made.read_bytes() for _, _, made in objects]
+    assert all(content[:4] == b"\x7fELF" for content in before) and before[0] != before[1]
+    assert "no work to do" in subprocess.run(run, check=True, capture_output=True, text=True).stdout
+    (tmp_path / "k.hpp").write_text("#pragma once\nconstexpr int kValue = 77;\n")  # a header is a dependency
+    subprocess.run(run, check=True, capture_output=True)
+    assert [made.read_bytes() for _, _, made in objects] != before
+
+
+def test_an_inplace_build_leaves_its_code_objects_in_the_source_tree(setup_py, tmp_path, monkeypatch):
+    """And none of an earlier build that this one did not make."""
+    source, built = tmp_path / "src/pkg", tmp_path / "lib/pkg"
+    for folder, names in ((source / "code_objects", ["old.gfx950.co"]), (built / "code_objects", ["k1.gfx950.co"])):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(name)
+    monkeypatch.setattr(setup_py.build_ext, "copy_extensions_to_source", lambda self: None)
+    command = setup_py.NinjaBuildExt.__new__(setup_py.NinjaBuildExt)
+    command.extensions, command.build_lib = [setup_py.Extension("pkg._C", [])], str(tmp_path / "lib")
+    command.get_finalized_command = lambda name: SimpleNamespace(get_package_dir=lambda package: str(source))
+    command.copy_extensions_to_source()
+    assert [path.name for path in (source / "code_objects").iterdir()] == ["k1.gfx950.co"]
+    shutil.rmtree(built / "code_objects")
+    command.copy_extensions_to_source()
+    assert not (source / "code_objects").exists()

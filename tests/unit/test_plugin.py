@@ -62,6 +62,16 @@ def test_a_bad_variable_raises_and_leaves_the_specs_to_name_it(registered, emula
     assert len(registered) == 6 and emulated == []
 
 
-def test_amd_registers_nothing(registered):
+def test_amd_registers_paths(monkeypatch):
+    calls = []
+    contract = ModuleType("sglang.kernels.plugin_kernels.amd.spec")
+    contract.BACKEND, contract.register = "amd", lambda **fields: calls.append(fields)
+    parts = contract.__name__.split(".")
+    for depth in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), ModuleType(".".join(parts[:depth])))
+    monkeypatch.setitem(sys.modules, contract.__name__, contract)
     plugin.register_amd()
-    assert registered == []
+    assert calls == [
+        {"backend": "amd", "architecture": "Qwen3ForCausalLM", "path": "sgl_lowlatency.specs.amd.qwen3:QWEN3_SPEC"},
+        {"backend": "amd", "architecture": "Qwen3MoeForCausalLM", "path": "sgl_lowlatency.specs.amd.qwen3_moe:QWEN3_MOE_SPEC"},
+    ]

@@ -16,6 +16,7 @@ import warnings
 
 from sgl_lowlatency.cli import launch_command, version
 from sgl_lowlatency.cli.verdict import Verdict, judge
+from sgl_lowlatency.kernels import code_objects
 
 
 TAKES_COMMAND = True
@@ -63,6 +64,7 @@ def _report(args: argparse.Namespace, verdict: Verdict) -> int:
             "spec": verdict.spec,
             "versions": version.versions(),
             "backends": version.backends_line(),
+            "code_objects": code_objects.installed(),
         }
         print(json.dumps(report, indent=2))
         return 0 if verdict.ok else 1

@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 
 import sgl_lowlatency
+from sgl_lowlatency.kernels import code_objects
 from sgl_lowlatency.kernels.backends import compiled_backends
 
 PACKAGES = ("sglang", "torch", "flashinfer-python", "triton")
@@ -35,7 +36,8 @@ def backends_line() -> str:
 def lines() -> list[str]:
     """What `sgl-lowlatency version` prints."""
     shown = [f"{name} {version or 'not installed'}" for name, version in versions().items()]
-    return [", ".join(shown), f"compiled backends: {backends_line()}", f"tested with sglang {sgl_lowlatency.TESTED_SGLANG}"]
+    built = [f"compiled backends: {backends_line()}", f"AMD code objects: {code_objects.line()}"]
+    return [", ".join(shown), *built, f"tested with sglang {sgl_lowlatency.TESTED_SGLANG}"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -59,12 +59,17 @@ def _attention_reasons(hf_config: Any) -> list[str]:
     return reasons
 
 
-def model_config_reasons(hf_config: Any, element_bytes: int = 2) -> list[str]:
-    """Why the kernel cannot run the model that this HF config describes. element_bytes: of a weight as it is served."""
-    reasons = geometry_reasons(hf_config, element_bytes) + _rope_reasons(hf_config) + _attention_reasons(hf_config)
+def decoder_reasons(hf_config: Any) -> list[str]:
+    """Why the model that this HF config describes is not a decoder as kernels compute it, whatever its sizes and weights."""
+    reasons = _rope_reasons(hf_config) + _attention_reasons(hf_config)
     if (act := getattr(hf_config, "hidden_act", None)) != "silu":
         reasons.append(f"config.hidden_act {act!r} is not 'silu'")
-    return reasons + quantization_reasons(hf_config)
+    return reasons
+
+
+def model_config_reasons(hf_config: Any, element_bytes: int = 2) -> list[str]:
+    """Why the kernel cannot run the model that this HF config describes. element_bytes: of a weight as it is served."""
+    return geometry_reasons(hf_config, element_bytes) + decoder_reasons(hf_config) + quantization_reasons(hf_config)
 
 
 _ABSENT = object()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sgl_lowlatency.config import CUDA_ARCHS
+from sgl_lowlatency.kernels import code_objects
 from sgl_lowlatency.kernels.backends import compiled_backends
 
 EMULATION = "emulation"
@@ -40,3 +41,9 @@ def installation_reasons(isa: str | None, *, emulate: bool) -> list[str]:
     except ImportError as error:
         return [str(error)]
     return backend_reasons(isa, backends, emulate=emulate)
+
+
+def code_object_reasons(isa: str, built: Mapping[str, Sequence[str]]) -> list[str]:
+    """Why AMD's kernels cannot run on this GPU ("gfx950"); [] when all of them can. built: code_objects.installed()."""
+    missing = [kernel for kernel, isas in built.items() if isa not in isas]
+    return [f"kernels {'/'.join(missing)} not built for {isa}: {code_objects.HOW_TO_BUILD}"] if missing else []

@@ -84,8 +84,11 @@ def _layer_reasons(layer: Any, geometry: Geometry, family: Family, expected: str
     yield from linear_reasons("down_proj", layer.mlp.down_proj, (g.hidden, g.intermediate), expected)
 
 
-def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str, num_ranks: int) -> list[str]:
-    """The layers' reasons, the same one named once with the layers it holds for. expected: weight format of every matrix."""
+def layers_reasons(layers: list[Any], geometry: Geometry, family: Family, expected: str, num_ranks: int = 1) -> list[str]:
+    """The layers' reasons, the same one named once with the layers it holds for.
+
+    geometry: a rank's of num_ranks. expected: weight format of every matrix.
+    """
     where: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
         for reason in _layer_reasons(layer, geometry, family, expected, num_ranks):
@@ -100,7 +103,8 @@ def _all_layers_reasons(layers: list[Any], geometry: Geometry, family: Family, e
     return reasons
 
 
-def _hook_reasons(decoder: Any) -> list[str]:
+def hook_reasons(decoder: Any) -> list[str]:
+    """Hooks that someone registered on the decoder's modules."""
     hooked = sorted(
         name or "model" for name, module in decoder.named_modules() if module._forward_hooks or module._forward_pre_hooks
     )
@@ -130,9 +134,9 @@ def model_disable_reasons(model: Any, hf_config: Any, family: Family, rank: int 
     checks: tuple[Callable[[], Any], ...] = (
         lambda: tensor_reasons("embed_tokens.weight", decoder.embed_tokens.weight, table, min_rows=True),
         lambda: vocabulary_reasons("embed_tokens", decoder.embed_tokens, geometry, rank) if num_ranks > 1 else [],
-        lambda: _all_layers_reasons(layers, geometry, family, expected, num_ranks),
+        lambda: layers_reasons(layers, geometry, family, expected, num_ranks),
         lambda: _norm_reasons("norm", decoder.norm, geometry.hidden, geometry.rms_eps),
-        lambda: _hook_reasons(decoder),
+        lambda: hook_reasons(decoder),
     )
     reasons = [reason for check in checks for reason in check()]
     if len(layers) != geometry.num_layers:

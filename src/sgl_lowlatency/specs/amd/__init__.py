@@ -1,1 +1,1 @@
-"""MonoSpec objects for AMD. None exists yet, so SGLang refuses --enable-amd-monokernel on every model."""
+"""MonoSpec objects for AMD: a decoder layer in two launches, k1 and k2."""
