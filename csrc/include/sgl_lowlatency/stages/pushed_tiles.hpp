@@ -4,7 +4,6 @@
 // of launch n clears those of n - 1, which parity n + 2 is. DESIGN.md of kernels/nvidia/epilogue_multicast argues why nobody stores to
 // them too early: order_pushes and order_reads are the two ends of it.
 #pragma once
-#include "sgl_lowlatency/stages/row_state.hpp"
 #include "sgl_lowlatency/sync/peer.hpp"
 
 namespace sgl_lowlatency::stages {
