@@ -42,5 +42,6 @@ void bind_bitmap_routing(py::module_& m);
 void bind_draft_sampler(py::module_& m);
 void bind_symmetric_workspace(py::module_& m);
 void bind_epilogue_multicast(py::module_& m);
+void bind_monokernel(py::module_& m);
 
 }  // namespace sgl_lowlatency

@@ -18,6 +18,8 @@ constexpr int32_t kFragmentBytes = kTileRows * kMfmaK * 2;
 constexpr int32_t kPartialPitch = 20;   // floats from one column of a partial tile to the next: vectors of four, few bank conflicts
 constexpr int32_t kItemColumns = 16;    // query heads of rows that share an attention item: the N of the MFMA
 constexpr int32_t kBatchTokens = 32;    // tokens that a wave attends to at a time: the K of the MFMA; items begin at a multiple of it
+constexpr int32_t kMaxMonoExperts = 256;
+constexpr int32_t kMaxMonoTopK = 16;
 constexpr int32_t kMonoExchanges = 2;   // sums over ranks in a layer: of out_proj, of the MLP
 
 SGL_ABI_FUNCTION int32_t lds_bytes(Isa isa) { return isa == kGfx950 ? 163840 : 65536; }
