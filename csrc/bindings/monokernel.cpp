@@ -19,10 +19,10 @@ void bind_monokernel(py::module_& m) {
   a.attr("kMonoExecutedOffset") = py::int_(offsetof(abi::MonoState, executed));
   py::class_<abi::MonoHandover>(a, "MonoHandover")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::MonoHandover::name)
-      SGL_FIELD(qkv) SGL_FIELD(k2) SGL_FIELD(attention_out) SGL_FIELD(mid) SGL_FIELD(logits) SGL_FIELD(activation) SGL_FIELD(partial_out)
+      SGL_FIELD(qkv) SGL_FIELD(qkv_bytes) SGL_FIELD(k2) SGL_FIELD(attention_out) SGL_FIELD(mid) SGL_FIELD(logits) SGL_FIELD(activation) SGL_FIELD(partial_out)
       SGL_FIELD(partial_max_sum) SGL_FIELD(total_bytes);
 #undef SGL_FIELD
-  m.def("mono_handover", &abi::mono_handover, py::arg("geometry"), py::arg("rows"), py::arg("grid"), py::arg("rows_per_request"),
+  m.def("mono_handover", &abi::mono_handover, py::arg("geometry"), py::arg("rows"), py::arg("max_rows"), py::arg("grid"), py::arg("rows_per_request"),
         "Hand-over words of a layer's two launches");
   m.def("mono_lds_bytes", [](int32_t isa) { return abi::lds_bytes(static_cast<abi::Isa>(isa)); }, py::arg("isa"), "Shared memory of a workgroup");
 

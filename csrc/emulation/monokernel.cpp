@@ -9,14 +9,9 @@ namespace sgl_lowlatency::emulation {
 namespace {
 
 template <abi::Isa kIsa>
-void run(const abi::K1Params& p) {
-  p.launch.geometry.head_dim == 64 ? kernels::k1_body<kIsa, 64>(p) : kernels::k1_body<kIsa, 128>(p);
-}
-
+void run(const abi::K1Params& p) { kernels::k1_body<kIsa>(p); }
 template <abi::Isa kIsa>
-void run(const abi::K2Params& p) {
-  p.launch.geometry.head_dim == 64 ? kernels::k2_body<kIsa, 64>(p) : kernels::k2_body<kIsa, 128>(p);
-}
+void run(const abi::K2Params& p) { kernels::k2_body<kIsa>(p); }
 
 void check(const abi::K1Params& p) { launch::check_k1(p); }
 void check(const abi::K2Params& p) { launch::check_k2(p); }

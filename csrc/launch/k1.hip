@@ -3,6 +3,6 @@
 
 using namespace sgl_lowlatency;
 
-extern "C" __attribute__((global, amdgpu_flat_work_group_size(512, 512), amdgpu_waves_per_eu(2, 2))) void k1(abi::K1Params p) {
-  p.launch.geometry.head_dim == 64 ? kernels::k1_body<dialect::kIsa, 64>(p) : kernels::k1_body<dialect::kIsa, 128>(p);
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(512, 512), amdgpu_waves_per_eu(2, 2))) void k1(abi::K1Params) {
+  kernels::k1_body<dialect::kIsa>(dialect::kernel_params<abi::K1Params>());
 }

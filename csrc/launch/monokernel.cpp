@@ -42,7 +42,7 @@ void check_launch(const abi::MonoLaunch& l) {
   require(l.rows_per_request >= 1 && l.rows % l.rows_per_request == 0, "rows are not a multiple of rows_per_request");
   require(l.layer >= 0 && l.layer <= 0xffff, "layer " + text(l.layer) + " is outside 0..65535");
   require(l.deadline_ns > 0, "deadline_ns is 0");
-  const abi::MonoHandover at = abi::mono_handover(l.geometry, l.rows, l.grid, l.rows_per_request);
+  const abi::MonoHandover at = abi::mono_handover(l.geometry, l.rows, l.symmetric.max_rows, l.grid, l.rows_per_request);
   require(std::memcmp(&at, &l.at, sizeof(at)) == 0, "the hand-over's layout is not that of the step");
   const abi::SymmetricLayout symmetric = abi::symmetric_layout(l.symmetric.num_ranks, l.symmetric.max_rows, l.symmetric.hidden);
   require(std::memcmp(&symmetric, &l.symmetric, sizeof(symmetric)) == 0, "the workspace's layout is not that of its ranks, rows and columns");

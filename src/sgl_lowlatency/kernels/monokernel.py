@@ -114,7 +114,8 @@ class Monokernels:
         self.max_rows = max(rows for rows, _ in widths)
         self.workspaces = workspaces or mono_workspaces(1, self.max_rows, geometry.hidden, self.device)
         self._struct = abi.geometry_struct(geometry)
-        most = max(_C.mono_handover(self._struct, rows, grid, chain).total_bytes for rows, chain in widths)
+        most_rows = self.workspaces.layout.max_rows
+        most = max(_C.mono_handover(self._struct, rows, most_rows, grid, chain).total_bytes for rows, chain in widths)
 
         def rows_of(columns: int) -> torch.Tensor:
             return torch.zeros(self.max_rows, columns, dtype=torch.bfloat16, device=self.device)
@@ -223,7 +224,7 @@ class Monokernels:
         launch.geometry, launch.isa, launch.grid = self._struct, _C.abi.kIsas[self.isa], self.grid
         launch.rows, launch.rows_per_request, launch.layer, launch.rank = rows, rows_per_request, layer, self.rank
         launch.deadline_ns, launch.handover, launch.state = int(self.deadline_s * 1e9), self.handover.data_ptr(), self.state.data_ptr()
-        launch.at = _C.mono_handover(self._struct, rows, self.grid, rows_per_request)
+        launch.at = _C.mono_handover(self._struct, rows, self.workspaces.layout.max_rows, self.grid, rows_per_request)
         launch.fault, launch.symmetric = self._host.address, self.workspaces.layout
         for rank, address in enumerate(self.workspaces.addresses):
             launch.set_workspace(rank, address)

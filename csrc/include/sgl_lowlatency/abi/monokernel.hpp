@@ -64,11 +64,12 @@ SGL_ABI_FUNCTION int32_t mono_request_units(const Geometry& g, int32_t rows_per_
   return g.num_kv_heads * ((rows_per_request + most - 1) / most);
 }
 
-// Hand-over words of a step of `rows` rows: byte offsets, multiples of 128. The words of k1 are cleared by the k2 behind it, those of k2 by the
-// next k1: launches of one stream are ordered, and no fence is needed.
+// Hand-over words of a step of `rows` rows, in memory of steps of up to max_rows: byte offsets, multiples of 128. The words of k1 are cleared by the k2
+// behind it, those of k2 by the next k1, of whatever step: launches of one stream are ordered, and no fence is needed. So the two never overlap.
 struct MonoHandover {
   int32_t qkv;              // k1: [rows, (num_q_heads + 2 * num_kv_heads) * head_dim] fp32
-  int32_t k2;               // what follows is k2's
+  int32_t qkv_bytes;        // of this step
+  int32_t k2;               // what follows is k2's: the same in every step
   int32_t attention_out;    // [rows, num_q_heads * head_dim] bf16
   int32_t mid;              // [rows, hidden] bf16: the residual stream after attention
   int32_t logits;           // MoE: [rows, num_experts] bf16, the router's
@@ -78,12 +79,14 @@ struct MonoHandover {
   int32_t total_bytes;
 };
 
-SGL_ABI_FUNCTION MonoHandover mono_handover(const Geometry& g, int32_t rows, int32_t grid, int32_t rows_per_request) {
+SGL_ABI_FUNCTION MonoHandover mono_handover(const Geometry& g, int32_t rows, int32_t max_rows, int32_t grid, int32_t rows_per_request) {
   const int32_t items = grid + rows / rows_per_request * mono_request_units(g, rows_per_request);
   const auto after = [](int32_t begin, int32_t bytes) { return begin + (bytes + 127) / 128 * 128; };
   MonoHandover at{};
   at.qkv = 0;
-  at.k2 = after(at.qkv, rows * (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim * 4);
+  const int32_t row_bytes = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim * 4;
+  at.qkv_bytes = rows * row_bytes;
+  at.k2 = after(at.qkv, max_rows * row_bytes);
   at.attention_out = at.k2;
   at.mid = after(at.attention_out, rows * g.num_q_heads * g.head_dim * 2);
   at.logits = after(at.mid, rows * g.hidden * 2);
@@ -114,7 +117,7 @@ struct MonoLaunch {
   int32_t rank;
   uint64_t deadline_ns;      // of a wait for another rank; a wait for another workgroup lasts twice as long, so that the rank is named first
   char* handover;            // all bits set before the first launch
-  MonoHandover at;           // mono_handover of this step
+  MonoHandover at;           // mono_handover of this step and symmetric.max_rows
   MonoState* state;          // device memory
   FaultRecord* fault;        // host-visible
   SymmetricLayout symmetric; // of num_ranks, the most rows, kMonoExchanges * hidden: exchange e has the tiles from e * hidden / kTileRows on

@@ -11,6 +11,8 @@
 #define SGL_DEVICE inline __attribute__((device, always_inline))
 // Inlined all the same: a call would need a stack, and with it scratch memory.
 #define SGL_DEVICE_COLD inline __attribute__((device, always_inline))
+// Nothing: a branch that does not come back would have its lanes' mask kept in scalar registers to the end of the kernel.
+#define SGL_NORETURN
 #define SGL_UNROLL _Pragma("unroll")
 #define SGL_NO_UNROLL _Pragma("unroll 1")
 #define SGL_GLOBAL __attribute__((address_space(1)))
@@ -39,6 +41,13 @@ constexpr abi::Isa kIsa = abi::kGfx942;
 
 // --- indices -----------------------------------------------------------------------------------------------------------
 SGL_DEVICE int32_t thread_idx() { return static_cast<int32_t>(__builtin_amdgcn_workitem_id_x()); }
+// The same value in all lanes of a wave, told to the compiler.
+SGL_DEVICE int32_t uniform(int32_t value) { return __builtin_amdgcn_readfirstlane(value); }
+// The opposite: what is computed from it goes to vector registers, of which there are more.
+SGL_DEVICE int32_t varying(int32_t value) {
+  asm volatile("" : "+v"(value));
+  return value;
+}
 SGL_DEVICE int32_t block_idx() { return static_cast<int32_t>(__builtin_amdgcn_workgroup_id_x()); }
 // XCD times 256 + shader engine, array and CU of the XCD, as the hardware numbers them.
 SGL_DEVICE int32_t sm_idx() {
@@ -136,7 +145,7 @@ template <int N>
 SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[N]) { store_words_of<__HIP_MEMORY_SCOPE_SYSTEM>(p, w); }
 // AMD has no multicast addresses: nobody can have one.
 template <int N>
-[[noreturn]] SGL_DEVICE void store_words_multicast(uint32_t*, const uint32_t (&)[N]) { __builtin_trap(); }
+SGL_DEVICE void store_words_multicast(uint32_t*, const uint32_t (&)[N]) {}
 SGL_DEVICE void clear_words(uint32_t* p) {
   const uint32_t clear[4] = {abi::kUnwritten, abi::kUnwritten, abi::kUnwritten, abi::kUnwritten};
   store_words(p, clear);
@@ -156,18 +165,28 @@ SGL_DEVICE uint32_t cas_relaxed_system(uint32_t* p, uint32_t expected, uint32_t 
   return expected;
 }
 
+// The kernel's parameters, where they are passed, and the same again behind this point: what the compiler keeps of them across phases would be
+// more than there are scalar registers.
+template <class Params>
+SGL_DEVICE const Params& kernel_params() { return *(const Params*)(__attribute__((address_space(4))) const Params*)__builtin_amdgcn_kernarg_segment_ptr(); }
+template <class Params>
+SGL_DEVICE const Params& read_again(const Params& params) {
+  auto at = (__attribute__((address_space(4))) const Params*)&params;
+  asm volatile("" : "+s"(at));
+  return *(const Params*)at;
+}
+
 // --- copies to shared memory ---------------------------------------------------------------------------------------------
-// gfx942 copies four bytes a lane: four instructions, of which number i has the columns 8 i .. 8 i + 7 of row lane / 4.
+// What a lane copies of a tile: 16 bytes of a row on gfx950; on gfx942, which copies 4 bytes a lane, 4 bytes of each 16 of a row.
 constexpr int32_t kInstructionsOfCopy = kIsa == abi::kGfx950 ? 1 : 4;
-template <class RowPointer>
-SGL_DEVICE void copy_tile(char* slot, const RowPointer& row_pointer) {
-  const int32_t lane = thread_idx() % 64;
+SGL_DEVICE int32_t copied_row() { return kIsa == abi::kGfx950 ? thread_idx() % 16 : thread_idx() % 64 / 4; }
+SGL_DEVICE int32_t copied_column() { return kIsa == abi::kGfx950 ? thread_idx() % 64 / 16 * 8 : thread_idx() % 4 * 2; }
+SGL_DEVICE void copy_tile(char* slot, const bf16* own) {
 #if defined(__gfx950__)
-  __builtin_amdgcn_global_load_lds((SGL_GLOBAL void*)(row_pointer(lane % 16) + lane / 16 * 8), (SGL_SHARED void*)slot, 16, 0, 0);
+  __builtin_amdgcn_global_load_lds((SGL_GLOBAL void*)own, (SGL_SHARED void*)slot, 16, 0, 0);
 #else
-  const bf16* const row = row_pointer(lane / 4) + lane % 4 * 2;
 SGL_UNROLL
-  for (int32_t i = 0; i < 4; ++i) __builtin_amdgcn_global_load_lds((SGL_GLOBAL void*)(row + i * 8), (SGL_SHARED void*)(slot + i * 256), 4, 0, 0);
+  for (int32_t i = 0; i < 4; ++i) __builtin_amdgcn_global_load_lds((SGL_GLOBAL void*)(own + i * 8), (SGL_SHARED void*)(slot + i * 256), 4, 0, 0);
 #endif
 }
 // vmcnt counts in order: whatever else is in flight makes the wait longer, never shorter.
@@ -221,11 +240,7 @@ SGL_DEVICE uint64_t timer_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }
 SGL_DEVICE void await_previous_launch() {}  // a stream's kernels do not overlap
 SGL_DEVICE void backoff() { __builtin_amdgcn_s_sleep(1); }
 SGL_DEVICE void pause_ns(uint32_t) { __builtin_amdgcn_s_sleep(32); }  // of 64 clocks each, about a microsecond
-// What was stored in front of a trap is not waited for by the hardware.
-[[noreturn]] SGL_DEVICE void trap() {
-  asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
-  __builtin_trap();
-  __builtin_unreachable();
-}
+// What was stored in front of a trap is not waited for by the hardware. A wave whose trap nobody handles ends.
+SGL_DEVICE void trap() { asm volatile("s_waitcnt vmcnt(0)\n\ts_trap 2\n\ts_endpgm" ::: "memory"); }
 
 }  // namespace sgl_lowlatency::dialect

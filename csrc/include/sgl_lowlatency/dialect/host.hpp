@@ -12,6 +12,7 @@
 
 #define SGL_DEVICE inline
 #define SGL_DEVICE_COLD inline
+#define SGL_NORETURN [[noreturn]]
 #define SGL_UNROLL
 #define SGL_NO_UNROLL
 
@@ -186,15 +187,21 @@ SGL_DEVICE void copy_async_wait() {
   emulation::wait_for_copies(kPending);
 }
 
-// Waves: lane l's 16 bytes go to `slot` + 16 l. row_pointer(r): row r of the tile, from the copied columns on.
-template <class RowPointer>
-SGL_DEVICE void copy_tile(char* slot, const RowPointer& row_pointer) {
-  const int32_t lane = thread_idx() % 64;
-  copy_async_16(slot + lane * 16, row_pointer(lane % 16) + lane / 16 * 8);
+// Waves: what a lane copies of a tile, and the copy. A lane reads back what the MFMA wants of it, 16 bytes from slot + 16 lane on.
+SGL_DEVICE int32_t copied_row() { return thread_idx() % 16; }
+SGL_DEVICE int32_t copied_column() { return thread_idx() % 64 / 16 * 8; }
+SGL_DEVICE void copy_tile(char* slot, const bf16* own) {
+  copy_async_16(slot + thread_idx() % 64 * 16, own);
   copy_async_commit();
 }
+SGL_DEVICE int32_t uniform(int32_t value) { return value; }
+SGL_DEVICE int32_t varying(int32_t value) { return value; }
 template <int32_t kYounger>
-SGL_DEVICE void await_copies() { copy_async_wait<kYounger>(); }
+SGL_DEVICE void await_copies() {
+  if (emulation::current_planted != Planted::kRingNoWait) copy_async_wait<kYounger>();
+}
+template <class Params>
+SGL_DEVICE const Params& read_again(const Params& params) { return params; }
 Vec16 load_copied(const void* slot);
 
 void mbarrier_init(uint64_t* mbarrier, uint32_t count);

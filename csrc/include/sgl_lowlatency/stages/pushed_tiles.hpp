@@ -92,6 +92,19 @@ SGL_UNROLL
   }
 }
 
+// Columns m .. m + 3 of a row of rank `rank`'s tile `tile`, once they are there.
+SGL_DEVICE void await_rank(sync::FaultSink sink, const sync::Peers& peers, int32_t layer, int32_t parity, int32_t rank, int32_t tile, int32_t row, int32_t m,
+                           uint32_t (&w)[4]) {
+  const uint32_t* const words = parity_words(peers.at, peers.workspaces[peers.rank], parity) + abi::tile_word(peers.at, rank, tile) + row * abi::kTileRows + m;
+  sync::wait_for_peers(
+      sink, peers,
+      [&] {
+        dialect::load_words_system(w, words);
+        return dialect::planted(dialect::Planted::kFirstWordIsFlag) ? w[0] != abi::kUnwritten : sync::is_written(w);
+      },
+      [&] { return abi::AbortReason{peers.rank, rank, layer, tile}; });
+}
+
 // Clears rows row, row + step, .. of all tiles of `parity` that are in use. Entry: num_threads threads, of which this is number `thread`.
 SGL_DEVICE void clear_pushed(const sync::Peers& peers, int32_t parity, int32_t row, int32_t step, int32_t thread, int32_t num_threads) {
   constexpr int32_t kVectors = abi::kTileRows / 4;

@@ -8,7 +8,7 @@ namespace sgl_lowlatency::stages {
 
 using abi::MonoLaunch;
 
-SGL_DEVICE int32_t wave_idx() { return dialect::thread_idx() / abi::kWaveSize; }
+SGL_DEVICE int32_t wave_idx() { return dialect::uniform(dialect::thread_idx() / abi::kWaveSize); }
 SGL_DEVICE int32_t lane_idx() { return dialect::thread_idx() % abi::kWaveSize; }
 
 struct MonoRow {

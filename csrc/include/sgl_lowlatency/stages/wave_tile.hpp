@@ -32,30 +32,37 @@ SGL_DEVICE WaveColumns wave_columns(int32_t k_extent) {
   return {begin, min_int(begin + most, chunks), most};
 }
 
-// The copies of a wave: tile after tile, in each its columns. Copy number i goes to slot i % kSlots.
+// The copies of a wave: tile after tile, in each its columns. Copies take the slots in turn.
 template <abi::Isa kIsa>
 struct WaveRing {
   const MonoShared<kIsa>& s;
-  const TiledMatrix matrix;
-  WaveColumns columns;
-  int32_t tile, chunk;        // of the next copy
-  int32_t last;               // tile behind the last
+  const bf16* own;       // what the lane copies next
+  int64_t to_next_tile;  // elements, from behind a tile's columns
+  int32_t in_tile;       // copies that a tile takes
+  int32_t left_in_tile;  // of them, how many are to come
+  int32_t left;          // copies to come of all tiles
   int32_t put = 0, take = 0;  // slots of the next copy and of the oldest
   int32_t pending = 0;
 
-  SGL_DEVICE WaveRing(const MonoShared<kIsa>& shared, const TiledMatrix& of, const WaveColumns& own, const abi::TileRange& tiles)
-      : s(shared), matrix(of), columns(own), tile(tiles.begin), chunk(own.begin), last(own.begin < own.end ? tiles.begin + tiles.count : tiles.begin) {}
+  SGL_DEVICE WaveRing(const MonoShared<kIsa>& shared, const TiledMatrix& m, const WaveColumns& columns, const abi::TileRange& tiles) : s(shared) {
+    const int32_t row = dialect::copied_row();
+    own = m.weight + (static_cast<int64_t>(tiles.begin) * m.step + row) * m.k_extent + (row < 8 ? 0 : m.upper) + columns.begin * abi::kMfmaK +
+          dialect::copied_column();
+    in_tile = left_in_tile = columns.end - columns.begin;
+    to_next_tile = static_cast<int64_t>(m.step) * m.k_extent - in_tile * abi::kMfmaK;
+    left = in_tile * tiles.count;
+  }
   SGL_DEVICE static int32_t after(int32_t slot) { return slot + 1 == MonoShared<kIsa>::kSlots ? 0 : slot + 1; }
   SGL_DEVICE void copy_next() {
-    if (tile >= last) return;
-    const int64_t row = static_cast<int64_t>(tile) * matrix.step, k = static_cast<int64_t>(chunk) * abi::kMfmaK;
-    const bf16* const at = matrix.weight + row * matrix.k_extent + k;
-    dialect::copy_tile(s.slot(wave_idx(), put), [&](int32_t r) { return at + static_cast<int64_t>(r) * matrix.k_extent + (r < 8 ? 0 : matrix.upper); });
+    if (left == 0) return;
+    dialect::copy_tile(s.slot(wave_idx(), put), own);
     put = after(put);
     ++pending;
-    if (++chunk == columns.end) {
-      chunk = columns.begin;
-      ++tile;
+    --left;
+    own += abi::kMfmaK;
+    if (--left_in_tile == 0) {
+      left_in_tile = in_tile;
+      own += to_next_tile;
     }
   }
   SGL_DEVICE void fill() {
@@ -102,7 +109,8 @@ constexpr int32_t kOperandBatch = 4;
 // operand.load(row, column, count, vectors, squares): kOperandBatch vectors of eight columns, kOperandBatch * stride columns apart, the first
 // `count` of them. Entry: all lanes; the panel is free. Ends with a warp barrier.
 template <class Operand>
-SGL_DEVICE float load_columns(char* panel, int32_t rows, int32_t begin, int32_t end, const Operand& operand) {
+SGL_DEVICE float load_columns(char* panel, int32_t num_rows, int32_t begin, int32_t end, const Operand& operand) {
+  const int32_t rows = dialect::varying(num_rows);
   const int32_t lanes = rows == 1 ? 64 : rows == 2 ? 32 : rows <= 4 ? 16 : rows <= 8 ? 8 : 4;  // of a row
   const int32_t row = lane_idx() / lanes, num_vecs = (end - begin) * 4;
   float squares = 0.0f;
@@ -124,7 +132,8 @@ SGL_UNROLL
 
 // Of a row's lanes, added in one order, and kept for inverse_rms. Entry: all lanes.
 template <abi::Isa kIsa>
-SGL_DEVICE void keep_squares(const MonoShared<kIsa>& s, int32_t rows, float squares) {
+SGL_DEVICE void keep_squares(const MonoShared<kIsa>& s, int32_t num_rows, float squares) {
+  const int32_t rows = dialect::varying(num_rows);
   const int32_t lanes = rows == 1 ? 64 : rows == 2 ? 32 : rows <= 4 ? 16 : rows <= 8 ? 8 : 4;
 SGL_NO_UNROLL
   for (int32_t mask = 1; mask < lanes; mask *= 2) squares += dialect::shuffle_xor(squares, mask);
@@ -174,12 +183,15 @@ SGL_UNROLL
 
 // Operand of words that other blocks hand over: [rows, k_extent] bf16, each row times the weights of a norm, or as they are (norm null).
 struct WordOperand {
-  sync::FaultSink sink;
-  sync::Awaited source;
+  const MonoLaunch& launch;
+  int32_t at;  // byte offset in the hand-over
+  abi::EdgeIdx edge;
   int32_t k_extent;
   const bf16* norm;
 
   SGL_DEVICE void load(int32_t row, int32_t column, int32_t stride, int32_t count, Vec16 (&vectors)[kOperandBatch], float& squares) const {
+    const MonoLaunch& l = dialect::read_again(launch);
+    const sync::Awaited source = awaited(l, at, edge);
     const uint32_t* const begin = source.buffer + (static_cast<int64_t>(row) * k_extent + column) / 2;
     Vec16 weights[kOperandBatch];
     if (norm != nullptr) {
@@ -194,7 +206,7 @@ SGL_UNROLL
       for (int32_t i = 0; i < 4; ++i) vectors[u].w[i] = u < count ? abi::kUnwritten : 0u;
     }
     sync::wait_until(
-        sink, abi::kFaultEdgeDeadline, source.layer, source.edge, static_cast<uint32_t>(begin - source.buffer),
+        edge_sink(l), abi::kFaultEdgeDeadline, l.layer, edge, static_cast<uint32_t>(begin - source.buffer),
         [&] {
           bool are_there = true;
 SGL_UNROLL

@@ -18,7 +18,7 @@ namespace sgl_lowlatency::kernels {
 using namespace stages;
 
 // Entry: every thread of every workgroup.
-template <abi::Isa kIsa, int32_t kHeadDim>
+template <abi::Isa kIsa>
 SGL_DEVICE void k1_body(const abi::K1Params& p) {
   const MonoLaunch& l = p.launch;
   const abi::Geometry& g = l.geometry;
@@ -37,16 +37,18 @@ SGL_DEVICE void k1_body(const abi::K1Params& p) {
   clear_pushed(peers, parity_before(dialect::load_plain(peers.state()->launches)), dialect::block_idx(), l.grid, thread, abi::kMonoThreads);
   if (p.residual != nullptr) store_stream(p);
 
-  const int32_t columns = (g.num_q_heads + 2 * g.num_kv_heads) * kHeadDim;
+  const int32_t columns = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim;
   const abi::TileRange own = abi::even_share(columns / abi::kTileRows, dialect::block_idx(), l.grid);
   run_wave_tiles<8>(s, l.rows, plain_matrix(p.qkv, g.hidden), own, StreamOperand{p.x, p.residual, p.input_norm, g.hidden},
                     [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
-                      const float inverse = inverse_rms(s, g, n);
+                      const MonoLaunch& l = dialect::read_again(p.launch);
+                      const float inverse = inverse_rms(s, l.geometry, n);
                       uint32_t words[2] = {dialect::float_to_bits(sums.at(m) * inverse), dialect::float_to_bits(sums.at(m + 1) * inverse)};
                       if (dialect::planted(dialect::Planted::kWithheldSignal) && tile == 0) return;
                       sync::publish(handover_words(l, l.at.qkv) + static_cast<int64_t>(n) * columns + tile * abi::kTileRows + m, words);
                     });
-  finish_heads<kHeadDim>(p, s);
+  const abi::K1Params& again = dialect::read_again(p);
+  again.launch.geometry.head_dim == 64 ? finish_heads<64>(again, s) : finish_heads<128>(again, s);
 }
 
 }  // namespace sgl_lowlatency::kernels

@@ -35,7 +35,7 @@ SGL_DEVICE void load_requests(const abi::K2Params& p, const MonoShared<kIsa>& s)
       checked(l, abi::kFaultBadRequestRow, first_row, dialect::load_constant(p.req_pool_indices + request), l.geometry.num_request_rows);
 }
 
-template <abi::Isa kIsa, int32_t kHeadDim>
+template <abi::Isa kIsa>
 struct K2 {
   const abi::K2Params& p;
   const MonoShared<kIsa>& s;
@@ -43,9 +43,8 @@ struct K2 {
   const abi::Geometry& g;
   int32_t parity;
 
-  SGL_DEVICE K2(const abi::K2Params& params, const MonoShared<kIsa>& shared) : p(params), s(shared), l(params.launch), g(params.launch.geometry) {
-    parity = parity_of(dialect::load_plain(peers_of(l).state()->launches));
-  }
+  SGL_DEVICE K2(const abi::K2Params& params, const MonoShared<kIsa>& shared, int32_t parity_of_launch)
+      : p(params), s(shared), l(params.launch), g(params.launch.geometry), parity(parity_of_launch) {}
 
   // A finished pair of a partial tile, to all ranks.
   SGL_DEVICE void push(int32_t exchange, int32_t tile, int32_t n, int32_t m, float low, float high) const {
@@ -53,10 +52,10 @@ struct K2 {
     push_pair(peers_of(l), nullptr, parity, exchange_tile(g, exchange, tile), n, m, y);
   }
   SGL_DEVICE void run_out_proj() const {
-    const int32_t k = g.num_q_heads * kHeadDim;
+    const int32_t k = g.num_q_heads * g.head_dim;
     run_wave_tiles<8>(s, l.rows, plain_matrix(p.out_proj, k), owned_tiles(l),
-                      WordOperand{edge_sink(l), awaited(l, l.at.attention_out, abi::kEdgeAttention), k, nullptr},
-                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { push(0, tile, n, m, sums.at(m), sums.at(m + 1)); });
+                      WordOperand{l, l.at.attention_out, abi::kEdgeAttention, k, nullptr},
+                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(0, tile, n, m, sums.at(m), sums.at(m + 1)); });
   }
   // Each tile of the stream is handed over by its owner, once.
   SGL_DEVICE void sum_attention() const {
@@ -69,12 +68,13 @@ struct K2 {
       sync::publish(handover_words(l, l.at.mid) + at / 2, words);
     });
   }
-  SGL_DEVICE WordOperand normed_stream() const { return {edge_sink(l), awaited(l, l.at.mid, abi::kEdgeOutProj), g.hidden, p.post_norm}; }
-  SGL_DEVICE void run_mlp() const {
+  SGL_DEVICE WordOperand normed_stream() const { return {l, l.at.mid, abi::kEdgeOutProj, g.hidden, p.post_norm}; }
+  SGL_DEVICE void run_gate_up() const {
     const abi::TileRange own = abi::even_share(g.intermediate / 8, dialect::block_idx(), l.grid);
     run_wave_tiles<4>(s, l.rows, gate_up_matrix(p.gate_up, g.intermediate, g.hidden), own, normed_stream(),
                       [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
-                        const float inverse = inverse_rms(s, g, n);
+                        const MonoLaunch& l = next().l;
+                        const float inverse = inverse_rms(s, l.geometry, n);
                         float y[2];
 SGL_UNROLL
                         for (int32_t i = 0; i < 2; ++i) {
@@ -82,11 +82,13 @@ SGL_UNROLL
                           y[i] = dialect::divide(gate, 1.0f + dialect::exp2(-gate * kLog2e)) * (sums.at(m + i + 8) * inverse);
                         }
                         uint32_t word[1] = {pack_bf16(y[0], y[1])};
-                        sync::publish(handover_words(l, l.at.activation) + (static_cast<int64_t>(n) * g.intermediate + tile * 8 + m) / 2, word);
+                        sync::publish(handover_words(l, l.at.activation) + (static_cast<int64_t>(n) * l.geometry.intermediate + tile * 8 + m) / 2, word);
                       });
+  }
+  SGL_DEVICE void run_down() const {
     run_wave_tiles<8>(s, l.rows, plain_matrix(p.down, g.intermediate), owned_tiles(l),
-                      WordOperand{edge_sink(l), awaited(l, l.at.activation, abi::kEdgeGateUp), g.intermediate, nullptr},
-                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { push(1, tile, n, m, sums.at(m), sums.at(m + 1)); });
+                      WordOperand{l, l.at.activation, abi::kEdgeGateUp, g.intermediate, nullptr},
+                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(1, tile, n, m, sums.at(m), sums.at(m + 1)); });
   }
   SGL_DEVICE void sum_mlp() const {
     sum_tiles(l, parity, 1, [&](int32_t row, int32_t column, const float (&sums)[4]) {
@@ -111,20 +113,23 @@ SGL_UNROLL
     dialect::store_plain(l.state->executed + l.rows, executed);
     dialect::store_relaxed_system(p.executed_mirror + l.rows, executed);  // pairs with nothing: the host reads a figure
   }
+  // The same with parameters that are read anew: for the next phase.
+  SGL_DEVICE K2 next() const { return {dialect::read_again(p), s, parity}; }
   SGL_DEVICE void run() const {
     order_pushes();
-    clear_handover(l, l.at.qkv, l.at.k2);
-    run_wave_attention<kHeadDim>(p, s);
-    run_out_proj();
-    sum_attention();
-    run_mlp();
-    sum_mlp();
-    close();
+    clear_handover(l, l.at.qkv, l.at.qkv + l.at.qkv_bytes);
+    g.head_dim == 64 ? run_wave_attention<64>(next().p, s) : run_wave_attention<128>(next().p, s);
+    next().run_out_proj();
+    next().sum_attention();
+    next().run_gate_up();
+    next().run_down();
+    next().sum_mlp();
+    next().close();
   }
 };
 
 // Entry: every thread of every workgroup.
-template <abi::Isa kIsa, int32_t kHeadDim>
+template <abi::Isa kIsa>
 SGL_DEVICE void k2_body(const abi::K2Params& p) {
   const MonoShared<kIsa> s{dialect::shared_base()};
   dialect::await_previous_launch();
@@ -134,7 +139,7 @@ SGL_DEVICE void k2_body(const abi::K2Params& p) {
     if (word != 0) sync::raise_aborted(peer_sink(p.launch), peers_of(p.launch), word, {p.launch.rank, -1, p.launch.layer, 0});
   }
   dialect::sync_shared();
-  K2<kIsa, kHeadDim>(p, s).run();
+  K2<kIsa>(p, s, parity_of(dialect::load_plain(peers_of(p.launch).state()->launches))).run();
 }
 
 }  // namespace sgl_lowlatency::kernels
