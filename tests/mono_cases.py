@@ -13,7 +13,7 @@ from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerT
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.kernels.monokernel import MonoInputs, Monokernels, emulate, mono_workspaces
 from sgl_lowlatency.reference import dense_decode, moe_step, routing, standard_path
-from sgl_lowlatency.reference.gate import GateReport, compare
+from sgl_lowlatency.reference.gate import GateReport, compare, figure
 from sgl_lowlatency.reference.step import StepInputs, StepOutputs, read_kv_rows
 
 
@@ -99,11 +99,26 @@ class Group:
         rows = [read_kv_rows(own) for own in used]
         return StepOutputs(hidden, *(torch.cat([of_rank[i] for of_rank in rows], 2) for i in range(2)))
 
-    def choices(self, rows: int) -> list[routing.Choices]:
-        """What the newest step of a MoE model chose, with the weights that the oracle gives these experts: every layer's ids."""
-        return [rank_ids[:rows] for rank_ids in self.ranks[0].routed_ids]
+    def logits(self, rows: int) -> torch.Tensor:
+        """bf16 [layers, rows, num_experts]: what the newest step of a MoE model ranked."""
+        return self.ranks[0].routed_logits[:, :rows].clone()
+
+    def ids(self, rows: int) -> torch.Tensor:
+        """int64 [layers, rows, top_k]: the experts that it chose."""
+        return self.ranks[0].routed_ids[:, :rows].long()
 
 
 def gate(g: Geometry, weights: DecodeStepWeights, step: StepInputs, ours: StepOutputs) -> GateReport:
     """Our outputs against the float64 oracle, with SGLang's bf16 rounding as the measure."""
     return compare(ours, standard_path.decode_step(g, weights, step), dense_decode.decode_step(g, weights, step, torch.float64))
+
+
+def moe_gate(g: Geometry, weights: DecodeStepWeights, step: StepInputs, ours: StepOutputs, logits: torch.Tensor) -> GateReport:
+    """Our outputs and router logits against the float64 oracle, on the choices that our logits make; SGLang's bf16 rounding is the measure."""
+    choices = [routing.choose(of_layer, g.top_k, g.norm_topk_prob) for of_layer in logits]
+    standard = moe_step.standard_step(g, weights, step, choices=choices)
+    oracle = moe_step.decode_step(g, weights, step, torch.float64, choices=choices)
+    of_layers = [
+        figure(f"router_logits[{layer}]", logits[layer], standard.router_logits[layer], oracle.router_logits[layer]) for layer in range(g.num_layers)
+    ]
+    return GateReport((*compare(ours, standard.outputs, oracle.outputs).figures, *of_layers))

@@ -60,7 +60,7 @@ void bind_monokernel(py::module_& m) {
 #define SGL_POINTER(name) pointer_property(k2, #name, &abi::K2Params::name)
   SGL_POINTER(q); SGL_POINTER(k_pool); SGL_POINTER(v_pool); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(req_to_token);
   SGL_POINTER(out_proj); SGL_POINTER(post_norm); SGL_POINTER(router); SGL_POINTER(gate_up); SGL_POINTER(down); SGL_POINTER(residual);
-  SGL_POINTER(residual_out); SGL_POINTER(x_out); SGL_POINTER(executed_mirror); SGL_POINTER(routed_ids);
+  SGL_POINTER(residual_out); SGL_POINTER(x_out); SGL_POINTER(executed_mirror); SGL_POINTER(routed_ids); SGL_POINTER(routed_logits);
 #undef SGL_POINTER
 
   m.def(

@@ -124,14 +124,16 @@ class Monokernels:
         self.state = torch.zeros(_C.abi.kMonoStateBytes, dtype=torch.uint8, device=self.device)
         self.q, self.x = rows_of(geometry.num_q_heads * geometry.head_dim), rows_of(geometry.hidden)
         self.residuals = rows_of(geometry.hidden), rows_of(geometry.hidden)
-        self.routed_ids = torch.full((geometry.num_layers, self.max_rows, max(geometry.top_k, 1)), -1, dtype=torch.int32, device=self.device)
+        shape = (geometry.num_layers, self.max_rows)
+        self.routed_ids = torch.full((*shape, geometry.top_k), -1, dtype=torch.int32, device=self.device)  # of the newest step's first rows
+        self.routed_logits = torch.zeros(*shape, geometry.num_experts, dtype=torch.bfloat16, device=self.device)
         self._host = HostWords(self.device, FAULT_BYTES + COUNTER_BYTES)
         self._k_buffers = self._v_buffers = self._req_to_token = None
 
     @property
     def extra_bytes(self) -> int:
         """Device bytes that this object holds beside SGLang's own tensors and the workspaces."""
-        return sum(t.numel() * t.element_size() for t in (self.handover, self.state, self.q, self.x, *self.residuals, self.routed_ids))
+        return sum(t.numel() * t.element_size() for t in (self.handover, self.state, self.q, self.x, *self.residuals, self.routed_ids, self.routed_logits))
 
     def attach_kv(self, k_buffers: list[torch.Tensor], v_buffers: list[torch.Tensor], req_to_token: torch.Tensor) -> None:
         """Names the KV pool: [slots, num_kv_heads, head_dim] bf16 a layer for k and for v, all alike, and req_to_token int32 [requests, tokens]."""
@@ -176,7 +178,8 @@ class Monokernels:
     def regions(self) -> list[tuple[str, int, int, bool]]:
         """Memory whose ordering emulation can check: hand-over, state, what launches leave each other, the pool, the rank's workspace."""
         named = {"handover": self.handover, "state": self.state, "q": self.q, "x": self.x}
-        named |= {f"residual {i}": t for i, t in enumerate(self.residuals)} | {"routed_ids": self.routed_ids}
+        named |= {f"residual {i}": t for i, t in enumerate(self.residuals)} 
+        named |= {"routed_ids": self.routed_ids, "routed_logits": self.routed_logits} if self.geometry.is_moe else {}
         for name, buffers in (("k_cache", self._k_buffers), ("v_cache", self._v_buffers)):
             named |= {f"{name}[{i}]": buffer for i, buffer in enumerate(buffers)}
         regions = [(f"rank {self.rank} {name}", t.data_ptr(), t.numel() * t.element_size(), True) for name, t in named.items()]
@@ -216,7 +219,8 @@ class Monokernels:
         k2.x_out, k2.executed_mirror = self.x.data_ptr(), self._host.address + FAULT_BYTES
         k2.counted_tokens = 0 if inputs.lengths_are_prefix else inputs.rows_per_request
         k2.ends_step = int(layer + 1 == self.geometry.num_layers)
-        k2.routed_ids = self.routed_ids[layer].data_ptr() if self.geometry.is_moe else 0
+        if self.geometry.is_moe:
+            k2.routed_ids, k2.routed_logits = self.routed_ids[layer].data_ptr(), self.routed_logits[layer].data_ptr()
         return k1, k2
 
     def _launch(self, layer: int, rows: int, rows_per_request: int):

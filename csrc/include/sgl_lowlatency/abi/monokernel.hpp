@@ -162,7 +162,8 @@ struct K2Params {
   uint64_t* executed_mirror;  // [kMaxMonoRows + 1] host-visible copy of MonoState::executed
   int32_t counted_tokens;  // of a request's new tokens, how many seq_lens counts: all, or 0 where it has older ones only
   int32_t ends_step;       // 1: the last layer's: the step is counted
-  int32_t* routed_ids;     // MoE: [rows, top_k], for whoever checks or counts, or null
+  int32_t* routed_ids;     // MoE: [rows, top_k], the experts of each row, by rank; for whoever checks or counts, or null
+  bf16* routed_logits;     // MoE: [rows, num_experts], what was ranked; or null
 };
 static_assert(sizeof(K1Params) <= 4096 && sizeof(K2Params) <= 4096, "kernel parameters");
 

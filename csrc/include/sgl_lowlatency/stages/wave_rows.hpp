@@ -22,7 +22,6 @@ struct MonoRows {
   MonoRow row[abi::kMaxMonoRows];
   float squares[abi::kMonoWaves][abi::kMaxMonoRows];    // of a wave's columns of the operand
   float max_sum[abi::kMonoWaves][abi::kItemColumns][2];  // of an attention item, a wave's tokens
-  int32_t num_pairs;                                     // MoE: of the block's experts
 };
 static_assert(sizeof(MonoRows) <= abi::kMonoRowsBytes, "mono_smem reserves as much");
 

@@ -8,18 +8,22 @@
 
 namespace sgl_lowlatency::stages {
 
-// A matrix in tiles: row r of tile t is row t * step + r of the weight, from r = 8 on `upper` elements further.
-struct TiledMatrix {
-  const bf16* weight;
-  int64_t upper;
-  int32_t step;      // rows from a tile to the next
-  int32_t k_extent;  // a multiple of kMfmaK
+// A matrix in tiles of 16 rows: number t begins at at(t); of its rows, r lies r rows behind, and from r = 8 on another `upper` elements.
+struct PlainMatrix {
+  static constexpr int64_t upper = 0;
+  const bf16* weight;  // [rows, k_extent]
+  int32_t k_extent;    // a multiple of kMfmaK
+  SGL_DEVICE const bf16* at(int32_t tile) const { return weight + static_cast<int64_t>(tile) * abi::kTileRows * k_extent; }
 };
-SGL_DEVICE TiledMatrix plain_matrix(const bf16* weight, int32_t k_extent) { return {weight, 0, abi::kTileRows, k_extent}; }
 // Tiles of 8 gate rows and the 8 up rows of the same channels. weight: [2 * channels, k_extent].
-SGL_DEVICE TiledMatrix gate_up_matrix(const bf16* weight, int32_t channels, int32_t k_extent) {
-  return {weight, static_cast<int64_t>(channels - 8) * k_extent, abi::kTileRows / 2, k_extent};
-}
+struct GateUpMatrix {
+  int64_t upper;
+  const bf16* weight;
+  int32_t k_extent;
+  SGL_DEVICE GateUpMatrix(const bf16* gate_up, int32_t channels, int32_t k)
+      : upper(static_cast<int64_t>(channels - abi::kTileRows / 2) * k), weight(gate_up), k_extent(k) {}
+  SGL_DEVICE const bf16* at(int32_t tile) const { return weight + static_cast<int64_t>(tile) * (abi::kTileRows / 2) * k_extent; }
+};
 
 // A wave's columns of a matrix, in units of kMfmaK.
 struct WaveColumns {
@@ -33,24 +37,26 @@ SGL_DEVICE WaveColumns wave_columns(int32_t k_extent) {
 }
 
 // The copies of a wave: tile after tile, in each its columns. Copies take the slots in turn.
-template <abi::Isa kIsa>
+template <abi::Isa kIsa, class Matrix>
 struct WaveRing {
   const MonoShared<kIsa>& s;
+  const Matrix& matrix;
+  int64_t offset;        // from a tile's begin to what the lane copies of it first
   const bf16* own;       // what the lane copies next
-  int64_t to_next_tile;  // elements, from behind a tile's columns
+  int32_t tile;          // of the next copy
   int32_t in_tile;       // copies that a tile takes
   int32_t left_in_tile;  // of them, how many are to come
   int32_t left;          // copies to come of all tiles
   int32_t put = 0, take = 0;  // slots of the next copy and of the oldest
   int32_t pending = 0;
 
-  SGL_DEVICE WaveRing(const MonoShared<kIsa>& shared, const TiledMatrix& m, const WaveColumns& columns, const abi::TileRange& tiles) : s(shared) {
+  SGL_DEVICE WaveRing(const MonoShared<kIsa>& shared, const Matrix& of, const WaveColumns& columns, const abi::TileRange& tiles)
+      : s(shared), matrix(of), tile(tiles.begin), in_tile(columns.end - columns.begin) {
     const int32_t row = dialect::copied_row();
-    own = m.weight + (static_cast<int64_t>(tiles.begin) * m.step + row) * m.k_extent + (row < 8 ? 0 : m.upper) + columns.begin * abi::kMfmaK +
-          dialect::copied_column();
-    in_tile = left_in_tile = columns.end - columns.begin;
-    to_next_tile = static_cast<int64_t>(m.step) * m.k_extent - in_tile * abi::kMfmaK;
+    offset = static_cast<int64_t>(row) * of.k_extent + (row < 8 ? 0 : of.upper) + columns.begin * abi::kMfmaK + dialect::copied_column();
     left = in_tile * tiles.count;
+    left_in_tile = in_tile;
+    if (left > 0) own = matrix.at(tile) + offset;
   }
   SGL_DEVICE static int32_t after(int32_t slot) { return slot + 1 == MonoShared<kIsa>::kSlots ? 0 : slot + 1; }
   SGL_DEVICE void copy_next() {
@@ -58,12 +64,11 @@ struct WaveRing {
     dialect::copy_tile(s.slot(wave_idx(), put), own);
     put = after(put);
     ++pending;
-    --left;
     own += abi::kMfmaK;
-    if (--left_in_tile == 0) {
-      left_in_tile = in_tile;
-      own += to_next_tile;
-    }
+    --left;
+    if (--left_in_tile > 0 || left == 0) return;
+    left_in_tile = in_tile;
+    own = matrix.at(++tile) + offset;
   }
   SGL_DEVICE void fill() {
     for (int32_t i = 0; i < MonoShared<kIsa>::kSlots; ++i) copy_next();
@@ -104,17 +109,19 @@ SGL_UNROLL
 // Operand vectors that a lane asks for at a time: one trip through L2 for all of them.
 constexpr int32_t kOperandBatch = 4;
 
-// Columns [begin, end) of the operand into the wave's panel, as the MFMA's lanes read them: vector g of chunk c of row n at ((c - begin) * 4 + g) *
-// rows + n. Lanes share out the rows evenly, consecutive lanes have consecutive vectors. Returns the squares that the lane has met, of its row.
-// operand.load(row, column, count, vectors, squares): kOperandBatch vectors of eight columns, kOperandBatch * stride columns apart, the first
-// `count` of them. Entry: all lanes; the panel is free. Ends with a warp barrier.
+// Lanes that load one row of the operand.
+SGL_DEVICE int32_t lanes_of_row(int32_t rows) { return rows == 1 ? 64 : rows == 2 ? 32 : rows <= 4 ? 16 : rows <= 8 ? 8 : 4; }
+
+// Columns [begin, end) of the operand's first num_rows rows into the wave's panel, as the MFMA's lanes read them: vector g of chunk c of row n at
+// ((c - begin) * 4 + g) * num_rows + n. Lanes share out the rows evenly, consecutive lanes have consecutive vectors. Returns the squares that the lane
+// has met; they are one row's, of no more than kMaxMonoRows. operand.load(row, column, stride, count, vectors, squares): kOperandBatch vectors of eight
+// columns, `stride` columns apart, the first `count` of them. Entry: all lanes; the panel is free. Ends with a warp barrier.
 template <class Operand>
 SGL_DEVICE float load_columns(char* panel, int32_t num_rows, int32_t begin, int32_t end, const Operand& operand) {
-  const int32_t rows = dialect::varying(num_rows);
-  const int32_t lanes = rows == 1 ? 64 : rows == 2 ? 32 : rows <= 4 ? 16 : rows <= 8 ? 8 : 4;  // of a row
-  const int32_t row = lane_idx() / lanes, num_vecs = (end - begin) * 4;
+  const int32_t rows = dialect::varying(num_rows), lanes = lanes_of_row(rows), num_vecs = (end - begin) * 4;
   float squares = 0.0f;
-  if (row < rows) {
+SGL_NO_UNROLL
+  for (int32_t row = lane_idx() / lanes; row < rows; row += abi::kWaveSize / lanes) {
 SGL_NO_UNROLL
     for (int32_t v = lane_idx() % lanes; v < num_vecs; v += lanes * kOperandBatch) {
       Vec16 vectors[kOperandBatch];
@@ -133,8 +140,7 @@ SGL_UNROLL
 // Of a row's lanes, added in one order, and kept for inverse_rms. Entry: all lanes.
 template <abi::Isa kIsa>
 SGL_DEVICE void keep_squares(const MonoShared<kIsa>& s, int32_t num_rows, float squares) {
-  const int32_t rows = dialect::varying(num_rows);
-  const int32_t lanes = rows == 1 ? 64 : rows == 2 ? 32 : rows <= 4 ? 16 : rows <= 8 ? 8 : 4;
+  const int32_t rows = dialect::varying(num_rows), lanes = lanes_of_row(rows);
 SGL_NO_UNROLL
   for (int32_t mask = 1; mask < lanes; mask *= 2) squares += dialect::shuffle_xor(squares, mask);
   if (lane_idx() % lanes == 0 && lane_idx() / lanes < rows) s.rows()->squares[wave_idx()][lane_idx() / lanes] = squares;
@@ -143,8 +149,8 @@ SGL_NO_UNROLL
 // The block's tiles of a matrix. finish(tile, n, m, sums): called by the threads of a tile for every pair of its rows m, m + 1 and every row n of the
 // step that there is, behind a barrier that also follows the squares. kPairs: pairs of a tile, 8, or 4 where rows m and m + 8 go together.
 // An operand that does not fit the panel is loaded anew for every tile. Entry: all threads; ring, panel and partials are free. They are again at the end.
-template <int32_t kPairs, abi::Isa kIsa, class Operand, class Finish>
-SGL_DEVICE void run_wave_tiles(const MonoShared<kIsa>& s, int32_t rows, const TiledMatrix& matrix, const abi::TileRange& own, const Operand& operand,
+template <int32_t kPairs, abi::Isa kIsa, class Matrix, class Operand, class Finish>
+SGL_DEVICE void run_wave_tiles(const MonoShared<kIsa>& s, int32_t rows, const Matrix& matrix, const abi::TileRange& own, const Operand& operand,
                                const Finish& finish) {
   if (own.count == 0) return;
   const int32_t lane = lane_idx(), group = lane / 16, column = lane % 16, thread = dialect::thread_idx();
@@ -152,7 +158,7 @@ SGL_DEVICE void run_wave_tiles(const MonoShared<kIsa>& s, int32_t rows, const Ti
   const int32_t capacity = MonoShared<kIsa>::kAt.panel_wave_bytes / (rows * 64);
   const bool is_kept = columns.most <= capacity;
   char* const panel = s.panel(wave_idx());
-  WaveRing<kIsa> ring(s, matrix, columns, own);
+  WaveRing<kIsa, Matrix> ring(s, matrix, columns, own);
   ring.fill();
 SGL_NO_UNROLL
   for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {

@@ -39,7 +39,7 @@ SGL_DEVICE void k1_body(const abi::K1Params& p) {
 
   const int32_t columns = (g.num_q_heads + 2 * g.num_kv_heads) * g.head_dim;
   const abi::TileRange own = abi::even_share(columns / abi::kTileRows, dialect::block_idx(), l.grid);
-  run_wave_tiles<8>(s, l.rows, plain_matrix(p.qkv, g.hidden), own, StreamOperand{p.x, p.residual, p.input_norm, g.hidden},
+  run_wave_tiles<8>(s, l.rows, PlainMatrix{p.qkv, g.hidden}, own, StreamOperand{p.x, p.residual, p.input_norm, g.hidden},
                     [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
                       const MonoLaunch& l = dialect::read_again(p.launch);
                       const float inverse = inverse_rms(s, l.geometry, n);

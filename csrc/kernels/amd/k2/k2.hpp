@@ -15,7 +15,7 @@
 #pragma once
 #include "sgl_lowlatency/stages/wave_attention.hpp"
 #include "sgl_lowlatency/stages/wave_exchange.hpp"
-#include "sgl_lowlatency/stages/wave_tile.hpp"
+#include "sgl_lowlatency/stages/wave_experts.hpp"
 
 namespace sgl_lowlatency::kernels {
 
@@ -53,7 +53,7 @@ struct K2 {
   }
   SGL_DEVICE void run_out_proj() const {
     const int32_t k = g.num_q_heads * g.head_dim;
-    run_wave_tiles<8>(s, l.rows, plain_matrix(p.out_proj, k), owned_tiles(l),
+    run_wave_tiles<8>(s, l.rows, PlainMatrix{p.out_proj, k}, owned_tiles(l),
                       WordOperand{l, l.at.attention_out, abi::kEdgeAttention, k, nullptr},
                       [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(0, tile, n, m, sums.at(m), sums.at(m + 1)); });
   }
@@ -71,24 +71,59 @@ struct K2 {
   SGL_DEVICE WordOperand normed_stream() const { return {l, l.at.mid, abi::kEdgeOutProj, g.hidden, p.post_norm}; }
   SGL_DEVICE void run_gate_up() const {
     const abi::TileRange own = abi::even_share(g.intermediate / 8, dialect::block_idx(), l.grid);
-    run_wave_tiles<4>(s, l.rows, gate_up_matrix(p.gate_up, g.intermediate, g.hidden), own, normed_stream(),
+    run_wave_tiles<4>(s, l.rows, GateUpMatrix(p.gate_up, g.intermediate, g.hidden), own, normed_stream(),
                       [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
-                        const MonoLaunch& l = next().l;
-                        const float inverse = inverse_rms(s, l.geometry, n);
-                        float y[2];
-SGL_UNROLL
-                        for (int32_t i = 0; i < 2; ++i) {
-                          const float gate = sums.at(m + i) * inverse;
-                          y[i] = dialect::divide(gate, 1.0f + dialect::exp2(-gate * kLog2e)) * (sums.at(m + i + 8) * inverse);
-                        }
-                        uint32_t word[1] = {pack_bf16(y[0], y[1])};
-                        sync::publish(handover_words(l, l.at.activation) + (static_cast<int64_t>(n) * l.geometry.intermediate + tile * 8 + m) / 2, word);
+                        next().publish_activation(n, m, sums, static_cast<int64_t>(n) * g.intermediate + tile * 8);
                       });
   }
+  // SwiGLU of row n and channels m, m + 1 of a tile whose channel 0 is element `first` of the activations.
+  SGL_DEVICE void publish_activation(int32_t n, int32_t m, const TileSums<kIsa>& sums, int64_t first) const {
+    const float inverse = inverse_rms(s, g, n);
+    float y[2];
+SGL_UNROLL
+    for (int32_t i = 0; i < 2; ++i) {
+      const float gate = sums.at(m + i) * inverse;
+      y[i] = dialect::divide(gate, 1.0f + dialect::exp2(-gate * kLog2e)) * (sums.at(m + i + 8) * inverse);
+    }
+    uint32_t word[1] = {pack_bf16(y[0], y[1])};
+    sync::publish(handover_words(l, l.at.activation) + (first + m) / 2, word);
+  }
   SGL_DEVICE void run_down() const {
-    run_wave_tiles<8>(s, l.rows, plain_matrix(p.down, g.intermediate), owned_tiles(l),
+    run_wave_tiles<8>(s, l.rows, PlainMatrix{p.down, g.intermediate}, owned_tiles(l),
                       WordOperand{l, l.at.activation, abi::kEdgeGateUp, g.intermediate, nullptr},
                       [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(1, tile, n, m, sums.at(m), sums.at(m + 1)); });
+  }
+  SGL_DEVICE void run_router() const {
+    run_wave_tiles<8>(s, l.rows, PlainMatrix{p.router, g.hidden}, abi::even_share(g.num_experts / abi::kTileRows, dialect::block_idx(), l.grid),
+                      normed_stream(), [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
+                        const K2 again = next();
+                        const MonoLaunch& l = again.l;
+                        const float inverse = inverse_rms(s, l.geometry, n), low = sums.at(m) * inverse, high = sums.at(m + 1) * inverse;
+                        uint32_t word[1] = {pack_bf16(low, high)};
+                        if (dialect::planted(dialect::Planted::kUnroundedLogits)) {
+                          word[0] = dialect::float_to_bits(low) >> 16 | (dialect::float_to_bits(high) & 0xffff0000u);
+                        }
+                        const int64_t at = (static_cast<int64_t>(n) * l.geometry.num_experts + tile * abi::kTileRows + m) / 2;
+                        if (again.p.routed_logits != nullptr) dialect::store_plain(reinterpret_cast<uint32_t*>(again.p.routed_logits) + at, word[0]);
+                        sync::publish(handover_words(l, l.at.logits) + at, word);
+                      });
+  }
+  // Entry: all threads; the routing is there.
+  SGL_DEVICE void run_expert_gate_up() const {
+    const MonoRouting* const r = routing_of(s);
+    const ExpertGateUp matrix(p.gate_up, r, g.moe_intermediate, g.hidden);
+    const abi::TileRange own = abi::even_share(dialect::uniform(r->num_active) * matrix.tiles(), dialect::block_idx(), l.grid);
+    run_wave_tiles<4>(s, l.rows, matrix, own, normed_stream(), [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
+      const int32_t place = tile / matrix.tiles();
+      const uint32_t bits = r->row_bits[place];
+      if ((bits >> n & 1u) == 0) return;
+      const int64_t pair = r->first_pairs[place] + rows_below(bits, n);
+      next().publish_activation(n, m, sums, pair * matrix.channels + tile % matrix.tiles() * 8);
+    });
+  }
+  SGL_DEVICE void run_expert_down() const {
+    stages::run_expert_down(l, s, p.down, owned_tiles(l),
+                            [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(1, tile, n, m, sums.at(m), sums.at(m + 1)); });
   }
   SGL_DEVICE void sum_mlp() const {
     sum_tiles(l, parity, 1, [&](int32_t row, int32_t column, const float (&sums)[4]) {
@@ -121,8 +156,16 @@ SGL_UNROLL
     g.head_dim == 64 ? run_wave_attention<64>(next().p, s) : run_wave_attention<128>(next().p, s);
     next().run_out_proj();
     next().sum_attention();
-    next().run_gate_up();
-    next().run_down();
+    if (g.num_experts == 0) {
+      next().run_gate_up();
+      next().run_down();
+    } else {
+      next().run_router();
+      const K2 again = next();
+      route_step(again.l, s, again.p.routed_ids);
+      next().run_expert_gate_up();
+      next().run_expert_down();
+    }
     next().sum_mlp();
     next().close();
   }
