@@ -113,8 +113,8 @@ SGL_UNROLL
     const MonoRouting* const r = routing_of(s);
     const ExpertGateUp matrix(p.gate_up, r, g.moe_intermediate, g.hidden);
     const abi::TileRange own = abi::even_share(dialect::uniform(r->num_active) * matrix.tiles(), dialect::block_idx(), l.grid);
-    run_wave_tiles<4>(s, l.rows, matrix, own, normed_stream(), [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
-      const int32_t place = tile / matrix.tiles();
+    run_wave_tiles<4>(s, l.rows, matrix, own, normed_stream(), [&](int32_t number, int32_t n, int32_t m, const TileSums<kIsa>& sums) {
+      const int32_t tile = dialect::varying(number), place = tile / matrix.tiles();
       const uint32_t bits = r->row_bits[place];
       if ((bits >> n & 1u) == 0) return;
       const int64_t pair = r->first_pairs[place] + rows_below(bits, n);
@@ -177,7 +177,7 @@ SGL_DEVICE void k2_body(const abi::K2Params& p) {
   const MonoShared<kIsa> s{dialect::shared_base()};
   dialect::await_previous_launch();
   load_requests(p, s);
-  if (dialect::thread_idx() == 0) {
+  if (dialect::varying(dialect::thread_idx()) == 0) {  // or the lanes' mask would be kept for close
     const uint64_t word = sync::load_abort(peers_of(p.launch));
     if (word != 0) sync::raise_aborted(peer_sink(p.launch), peers_of(p.launch), word, {p.launch.rank, -1, p.launch.layer, 0});
   }
