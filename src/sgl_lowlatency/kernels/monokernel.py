@@ -107,7 +107,7 @@ class Monokernels:
         if not deadline_s > 0:
             raise ValueError(f"deadline_s {deadline_s} is not positive")
         self.geometry, self.device, self.isa, self.grid, self.rank = geometry, cos_sin.device, isa, grid, rank
-        self.widths, self.deadline_s, self.emulation = dict(widths), deadline_s, emulation or EmulationOptions()
+        self.widths, self.deadline_s, self.emulation = frozenset(widths), deadline_s, emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated step
         self._layers, self._cos_sin = list(layers), cos_sin
         self._require_weights()
@@ -158,8 +158,8 @@ class Monokernels:
         if self._k_buffers is None:
             raise RuntimeError("attach_kv was not called")
         g, rows = self.geometry, x.shape[0]
-        if self.widths.get(rows) != inputs.rows_per_request:
-            raise ValueError(f"{rows} rows of {inputs.rows_per_request} a request are not one of the widths {sorted(self.widths.items())}")
+        if (rows, inputs.rows_per_request) not in self.widths:
+            raise ValueError(f"{rows} rows of {inputs.rows_per_request} a request are not one of the widths {sorted(self.widths)}")
         require_tensor("x", x, (rows, g.hidden), torch.bfloat16, self.device)
         for names, count in ((_ROW_INPUTS, rows), (_REQUEST_INPUTS, rows // inputs.rows_per_request)):
             for name in names:
