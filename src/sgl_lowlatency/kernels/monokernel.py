@@ -29,7 +29,9 @@ def reasons(geometry: Geometry) -> list[str]:
     g, found = geometry, []
     if g.head_dim not in (64, 128):
         found.append(f"config.head_dim {g.head_dim} is not one of 64, 128")
-    if g.num_q_heads % g.num_kv_heads:
+    if g.num_kv_heads < 1:
+        found.append(f"config.num_key_value_heads {g.num_kv_heads} of a rank is not positive")
+    elif g.num_q_heads % g.num_kv_heads:
         found.append(f"config.num_attention_heads {g.num_q_heads} is not a multiple of num_key_value_heads {g.num_kv_heads}")
     elif g.num_q_heads // g.num_kv_heads > _C.abi.kItemColumns:
         found.append(f"config.num_attention_heads {g.num_q_heads} are more than {_C.abi.kItemColumns} a KV head of {g.num_kv_heads}")
