@@ -44,5 +44,6 @@ void bind_fused_moe(py::module_& m);
 void bind_symmetric_workspace(py::module_& m);
 void bind_epilogue_multicast(py::module_& m);
 void bind_parallel_step(py::module_& m);
+void bind_monokernel(py::module_& m);
 
 }  // namespace sgl_lowlatency

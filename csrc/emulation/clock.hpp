@@ -10,13 +10,15 @@ namespace sgl_lowlatency::emulation {
 
 constexpr int32_t kMaxMbarriers = 64;  // of one block
 
+using LaneMask = uint64_t;  // a bit a lane of a warp
+
 // How much of one warp's past is known. Accesses carry the warp's interval; every warp barrier and release starts a new one.
 struct Known {
   uint32_t all_lanes = 0;   // every lane's accesses up to this interval
   uint32_t some_lanes = 0;  // when above all_lanes: those of `lanes` up to this interval
-  uint32_t lanes = 0;
+  LaneMask lanes = 0;
 
-  void add_some(uint32_t interval, uint32_t lane_mask) {
+  void add_some(uint32_t interval, LaneMask lane_mask) {
     if (interval <= all_lanes) return;
     if (some_lanes <= all_lanes) {
       some_lanes = interval;
@@ -31,9 +33,9 @@ struct Known {
     if (other.some_lanes > all_lanes) add_some(other.some_lanes, other.lanes);
   }
   // Lanes whose accesses of `interval` are known.
-  uint32_t covers(uint32_t interval) const {
-    if (interval <= all_lanes) return ~0u;
-    return interval <= some_lanes ? lanes : 0u;
+  LaneMask covers(uint32_t interval) const {
+    if (interval <= all_lanes) return ~LaneMask{0};
+    return interval <= some_lanes ? lanes : LaneMask{0};
   }
   bool operator==(const Known& other) const {
     return all_lanes == other.all_lanes && (some_lanes <= all_lanes
@@ -60,7 +62,7 @@ struct Publication {
   ClockPtr learned;   // by this lane alone, may be null
   uint32_t warp;
   uint32_t interval;  // the lane's own accesses up to this one
-  uint32_t lane;      // its bit
+  LaneMask lane;      // its bit
 };
 
 using PublicationPtr = std::shared_ptr<const Publication>;

@@ -38,11 +38,20 @@ void check_copy_seen(const Lane& lane, const SharedGranule& granule, size_t offs
   const Stamp& waited = granule.copy_waited;
   bool seen = granule.copies_pending == 0;
   // Every lane of the warp gets some of the bytes.
-  for (int32_t l = 0; seen && l < kWarpSize; ++l) {
+  for (int32_t l = 0; seen && l < machine->warp_size; ++l) {
     if ((lane.warp->clock.warps[waited.warp].covers(waited.interval) >> waited.lane & 1u) != 0) return;
     seen = knows(lane.warp->lanes[l], waited);
   }
   if (!seen) record_race(RaceKind::kCopyUnfinished, "shared", offset, kLineBytes, granule.issuer_warp, -1, granule.copies_pending != 0);
+}
+
+// The lane's own bytes: nobody else's wait counts.
+void check_own_copy_seen(const Lane& lane, const void* shared) {
+  Block& block = *lane.warp->block;
+  const size_t offset = shared_offset(block, shared, kLineBytes, "load_copied");
+  const SharedGranule& granule = block.granules[offset / kLineBytes];
+  if (granule.copies_pending == 0 && granule.copy_waited.flags != 0 && knows(lane, granule.copy_waited)) return;
+  record_race(RaceKind::kCopyUnfinished, "shared", offset, kLineBytes, granule.issuer_warp, -1, granule.copies_pending != 0);
 }
 
 void check_copies_waited_for(const Lane& lane) {
@@ -101,5 +110,14 @@ void copy_async_16(void* shared, const void* global) {
 }
 
 void copy_async_commit() { ++machine->current->copy_group; }
+
+Vec16 load_copied(const void* slot) {
+  Lane& lane = *machine->current;
+  const char* const own = static_cast<const char*>(slot) + lane.idx * static_cast<int32_t>(kLineBytes);
+  check_own_copy_seen(lane, own);
+  Vec16 value;
+  std::memcpy(&value, own, sizeof(value));
+  return value;
+}
 
 }  // namespace sgl_lowlatency::dialect

@@ -35,6 +35,7 @@ enum class Starvation : int32_t {
 
 struct Options {
   uint64_t seed = 0;
+  int32_t warp_size = 32;  // lanes of a warp, 32 (NVIDIA) or 64 (AMD's wave)
   dialect::Planted planted = dialect::Planted::kNone;
   int32_t starvation = static_cast<int32_t>(Starvation::kBySeed);
   uint64_t max_idle_ns = 3600ull * 1000 * 1000 * 1000;  // virtual time without progress before the launch is given up
@@ -93,8 +94,8 @@ struct Report {
   std::vector<Race> races;  // a selection, see kMaxRaces
 };
 
-// One kernel: body() once for every thread of `grid` blocks. block_threads: a multiple of 32, at most 1024; shared_bytes: dynamic shared
-// memory of one block.
+// One kernel: body() once for every thread of `grid` blocks. block_threads: a multiple of Options::warp_size, at most 1024; shared_bytes:
+// dynamic shared memory of one block.
 struct Kernel {
   int32_t grid;
   int32_t block_threads;
@@ -113,8 +114,7 @@ struct Rank {
 // The rest as in launch().
 Report launch_ranks(const std::vector<Rank>& ranks, const Options& options);
 
-// One rank with one kernel. block_threads: a multiple of 32, at most 1024; shared_bytes: dynamic shared memory of
-// one block. One launch at a time in a process: concurrent calls wait for each other. Throws std::invalid_argument for sizes
+// One rank with one kernel. block_threads: as in Kernel; shared_bytes: dynamic shared memory of one block. One launch at a time in a process: concurrent calls wait for each other. Throws std::invalid_argument for sizes
 // out of range or overlapping regions, std::system_error when memory for stacks is refused.
 Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options);
 

@@ -129,12 +129,12 @@ void GlobalMemory::check_readers(ShadowRegion& region, Line& line, uintptr_t add
     ReaderNode& node = readers_[*link];
     node.fresh &= static_cast<uint8_t>(~cells);
     if ((node.cells & cells) != 0 && races(access, node.access, is_of_rank(lane, node.warp))) {
-      const uint32_t unordered = node.lanes & ~known_lanes(lane, node.warp, node.interval);
+      const LaneMask unordered = node.lanes & ~known_lanes(lane, node.warp, node.interval);
       if (unordered != 0) {
         const RaceKind race = access == Access::kClear                         ? RaceKind::kClearedWhileRead
                               : is_atomic(access) && is_atomic(node.access) ? RaceKind::kNarrowScope
                                                                             : RaceKind::kWriteAfterRead;
-        const Stamp read{node.interval, node.warp, static_cast<uint8_t>(__builtin_ctz(unordered)), 0};
+        const Stamp read{node.interval, node.warp, static_cast<uint8_t>(__builtin_ctzll(unordered)), 0};
         record_race(race, region.name, address - region.begin, bytes, read, false);
       }
       node.cells &= static_cast<uint8_t>(~cells);

@@ -41,7 +41,7 @@ constexpr Access atomic_access(Scope scope) { return scope == Scope::kSystem ? A
 // Reads of some cells of a line, by some lanes of a warp, in one interval.
 struct ReaderNode {
   uint32_t interval;
-  uint32_t lanes;
+  LaneMask lanes;
   uint16_t warp;
   uint8_t cells;
   uint8_t fresh;  // of these, cells that gave the value of their last write

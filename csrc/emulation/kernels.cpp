@@ -47,7 +47,7 @@ void reset(Lane& lane, const Block& block, int32_t thread, int32_t grid) {
 }
 
 void reset(Warp& warp, Block& block, uint32_t idx_in_block) {
-  Warp fresh(0);
+  Warp fresh(0, machine->all_lanes);
   fresh.clock = std::move(warp.clock);
   fresh.interval = warp.interval;
   fresh.block = &block;
@@ -70,7 +70,7 @@ void start_kernel(RankState& rank) {
   ++rank.next_kernel;
   std::memset(rank.shared, kPoisonByte, shared_stride(kernel.shared_bytes) * kernel.grid);
   rank.blocks.clear();
-  const uint32_t warps_per_block = static_cast<uint32_t>(kernel.block_threads / kWarpSize);
+  const uint32_t warps_per_block = static_cast<uint32_t>(kernel.block_threads / m.warp_size);
   for (int32_t b = 0; b < kernel.grid; ++b) {
     rank.blocks.push_back(std::make_unique<Block>());
     Block& block = *rank.blocks.back();
@@ -86,8 +86,8 @@ void start_kernel(RankState& rank) {
       Warp& warp = *m.warps[first + w];
       reset(warp, block, w);
       m.run_list.push_back(&warp);
-      for (int32_t l = 0; l < kWarpSize; ++l) {
-        reset(warp.lanes[l], block, static_cast<int32_t>(w) * kWarpSize + l, kernel.grid);
+      for (int32_t l = 0; l < m.warp_size; ++l) {
+        reset(warp.lanes[l], block, static_cast<int32_t>(w) * m.warp_size + l, kernel.grid);
         prepare_lane(warp.lanes[l]);
       }
     }
@@ -98,7 +98,7 @@ void start_kernel(RankState& rank) {
     reset(warp, *rank.blocks.front(), 0);
     warp.runnable = 0;
     warp.listed = false;
-    warp.exited = kAllLanes;
+    warp.exited = m.all_lanes;
   }
   rank.live_warps = used;
   m.live_warps += used;
@@ -122,7 +122,7 @@ void kill_rank(RankState& rank) {
   for (uint32_t i = 0; i < rank.num_warps; ++i) {
     Warp& warp = *m.warps[rank.first_warp + i];
     warp.runnable = warp.polling = warp.at_mbarrier = warp.at_barrier = warp.in_collective = 0;
-    warp.exited = kAllLanes;
+    warp.exited = m.all_lanes;
     warp.listed = false;
     warp.polling_pos = -1;
   }

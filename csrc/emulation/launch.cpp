@@ -39,10 +39,10 @@ Storage& storage() {
   return kept;
 }
 
-void check(const Kernel& kernel) {
+void check(const Kernel& kernel, int32_t warp_size) {
   if (kernel.grid < 1 || kernel.grid > 1024) throw std::invalid_argument("emulation: grid must be 1..1024");
-  if (kernel.block_threads < kWarpSize || kernel.block_threads > 1024 || kernel.block_threads % kWarpSize != 0) {
-    throw std::invalid_argument("emulation: block_threads must be a multiple of 32, at most 1024");
+  if (kernel.block_threads < warp_size || kernel.block_threads > 1024 || kernel.block_threads % warp_size != 0) {
+    throw std::invalid_argument("emulation: block_threads must be a multiple of " + std::to_string(warp_size) + ", at most 1024");
   }
   if (kernel.shared_bytes > (size_t{1} << 20)) throw std::invalid_argument("emulation: shared_bytes above 1 MiB");
 }
@@ -77,8 +77,10 @@ struct Running {
 Machine::Machine(const std::vector<Rank>& programs, const Options& launch_options, Report& launch_report, uint32_t num_warps)
     : options(launch_options),
       report(launch_report),
+      warp_size(launch_options.warp_size),
+      all_lanes(~LaneMask{0} >> (64 - launch_options.warp_size)),
       random(launch_options.seed),
-      lanes(static_cast<size_t>(num_warps) * kWarpSize),
+      lanes(static_cast<size_t>(num_warps) * launch_options.warp_size),
       global(launch_options.regions),
       released(num_warps),
       system_released(num_warps),
@@ -90,14 +92,14 @@ Machine::Machine(const std::vector<Rank>& programs, const Options& launch_option
   bulk_one_in = kBulk[random.below(4)];
   for (const Rank& program : programs) ranks.push_back(std::make_unique<RankState>(RankState{program, static_cast<int32_t>(ranks.size())}));
   for (uint32_t w = 0; w < num_warps; ++w) {
-    warps.push_back(std::make_unique<Warp>(num_warps));
+    warps.push_back(std::make_unique<Warp>(num_warps, all_lanes));
     Warp& warp = *warps.back();
     warp.idx = w;
-    warp.lanes = &lanes[static_cast<size_t>(w) * kWarpSize];
-    for (int32_t l = 0; l < kWarpSize; ++l) {
+    warp.lanes = &lanes[static_cast<size_t>(w) * warp_size];
+    for (int32_t l = 0; l < warp_size; ++l) {
       warp.lanes[l].warp = &warp;
       warp.lanes[l].idx = l;
-      warp.lanes[l].bit = 1u << l;
+      warp.lanes[l].bit = LaneMask{1} << l;
     }
   }
 }
@@ -110,6 +112,7 @@ void prepare_lane(Lane& lane) {
 Report launch_ranks(const std::vector<Rank>& ranks, const Options& options) {
   if (thread_is_launching) throw std::invalid_argument("emulation: launch inside a kernel");
   if (options.starvation < -1 || options.starvation > 3) throw std::invalid_argument("emulation: unknown starvation mode");
+  if (options.warp_size != 32 && options.warp_size != 64) throw std::invalid_argument("emulation: warp_size must be 32 or 64");
   uint32_t num_warps = 0;
   size_t shared_bytes = 0;
   std::vector<uint32_t> warps_of;
@@ -119,8 +122,8 @@ Report launch_ranks(const std::vector<Rank>& ranks, const Options& options) {
     uint32_t warps = 0;
     size_t shared = 0;
     for (const Kernel& kernel : rank.kernels) {
-      check(kernel);
-      warps = std::max(warps, static_cast<uint32_t>(kernel.grid * (kernel.block_threads / kWarpSize)));
+      check(kernel, options.warp_size);
+      warps = std::max(warps, static_cast<uint32_t>(kernel.grid * (kernel.block_threads / options.warp_size)));
       shared = std::max(shared, shared_stride(kernel.shared_bytes) * kernel.grid);
     }
     warps_of.push_back(warps);
@@ -130,7 +133,7 @@ Report launch_ranks(const std::vector<Rank>& ranks, const Options& options) {
   }
   if (num_warps > UINT16_MAX) throw std::invalid_argument("emulation: more than 65535 warps");
   const std::lock_guard<std::mutex> lock(storage().one_launch);
-  storage().stacks.reserve(static_cast<size_t>(num_warps) * kWarpSize);
+  storage().stacks.reserve(static_cast<size_t>(num_warps) * options.warp_size);
   char* shared = storage().reserve_shared(shared_bytes);
   Report report;
   Machine launched(ranks, options, report, num_warps);

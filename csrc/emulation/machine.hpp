@@ -15,8 +15,7 @@
 
 namespace sgl_lowlatency::emulation {
 
-constexpr int32_t kWarpSize = 32;
-constexpr uint32_t kAllLanes = 0xffffffffu;
+constexpr int32_t kMaxWarpSize = 64;  // lanes of a wave; Options::warp_size says how many a launch has
 constexpr int32_t kNumNamedBarriers = 16;
 constexpr uint32_t kPoisonByte = 0xff;  // a NaN as bf16 and as float
 constexpr uint32_t kLogLineBuckets = 6;  // store_words wakes pollers by the hash of the 16-byte line
@@ -57,7 +56,7 @@ struct Mbarrier {
   Stamp init_stamp;
   Clock arriving;              // what the arrivals of all phases so far release
   ClockPtr completed;          // `arriving` when the last phase completed
-  std::vector<uint32_t> waiting_lanes;  // [warp of the block] lanes suspended in mbarrier_test
+  std::vector<LaneMask> waiting_lanes;  // [warp of the block] lanes suspended in mbarrier_test
 
   explicit Mbarrier(size_t num_warps) : arriving(num_warps) {}
 };
@@ -73,7 +72,7 @@ struct Lane {
   Fiber fiber;
   ThreadIdentity identity;
   Warp* warp;
-  uint32_t bit;
+  LaneMask bit;
   int32_t idx;
   ClockPtr learned;              // acquired since the last warp barrier, not yet known to the other lanes
   uint32_t fenced_interval = 0;  // its accesses since its last fence are of at least this interval
@@ -90,25 +89,26 @@ struct Lane {
   uint64_t looked_at = 0;         // line buckets of the words it has loaded since; all when it may poll something else
 };
 
-enum class Collective : uint8_t { kNone, kSyncWarp, kShuffle, kReduceMax, kReduceMin, kReduceOr, kLdmatrix, kMma, kBarrier };
+enum class Collective : uint8_t { kNone, kSyncWarp, kShuffle, kReduceMax, kReduceMin, kReduceOr, kLdmatrix, kMma, kMfma, kBallot, kBarrier };
 const char* name(Collective kind);
 
 struct Warp {
   Block* block;
   uint32_t idx_in_block;
   uint32_t idx;        // over all blocks
-  Lane* lanes;         // [32]
-  uint32_t runnable = kAllLanes;
-  uint32_t polling = 0;     // in backoff or pause
-  uint32_t got_old = 0;     // lanes given an old word since their last backoff: worth another look at once
-  uint32_t at_mbarrier = 0; // suspended in mbarrier_test
-  uint32_t at_barrier = 0;  // in a block barrier
-  uint32_t exited = 0;
+  Lane* lanes;         // [Machine::warp_size]
+  LaneMask runnable;
+  LaneMask polling = 0;     // in backoff or pause
+  LaneMask got_old = 0;     // lanes given an old word since their last backoff: worth another look at once
+  LaneMask at_mbarrier = 0; // suspended in mbarrier_test
+  LaneMask at_barrier = 0;  // in a block barrier
+  LaneMask exited = 0;
   Collective collective = Collective::kNone;
-  uint32_t in_collective = 0;
+  LaneMask in_collective = 0;
   int32_t barrier_id = -1;  // of the block barrier being entered or waited for
   int32_t barrier_threads = 0;
-  void* arguments[kWarpSize] = {};
+  bool barrier_orders = true;  // false: sync_shared, which orders no accesses of global memory
+  void* arguments[kMaxWarpSize] = {};
   uint32_t interval = 1;
   uint32_t fenced_interval = 0;  // largest of its lanes
   Clock clock;
@@ -123,7 +123,7 @@ struct Warp {
   uint64_t polled_change = 0; // smallest Lane::looked_at_change of `polling`
   uint64_t awaited = 0;       // in Machine::polling_list: all Lane::looked_at of `polling`
 
-  explicit Warp(size_t num_warps) : clock(num_warps) {}
+  Warp(size_t num_warps, LaneMask all_lanes) : runnable(all_lanes), clock(num_warps) {}
 };
 
 struct NamedBarrier {
@@ -195,6 +195,8 @@ struct RankState {
 struct Machine {
   const Options& options;
   Report& report;
+  const int32_t warp_size;
+  const LaneMask all_lanes;
   Random random;
   std::vector<std::unique_ptr<RankState>> ranks;
   std::vector<Lane> lanes;
@@ -239,7 +241,7 @@ void run_kernels(Machine& m);   // until all ranks are done, or the report says 
 // For code running on a lane:
 void leave_lane();                       // the current lane gives way; it runs on once it is runnable again
 void maybe_preempt(uint32_t one_in);     // the whole warp may give way here
-void wake_lanes(Warp& warp, uint32_t lanes);
+void wake_lanes(Warp& warp, LaneMask lanes);
 [[noreturn]] void end_launch(Status status, const std::string& message);
 [[noreturn]] void misuse(const std::string& what);  // adds who did it
 [[noreturn]] void trap_rank();                      // of the current lane
@@ -250,7 +252,7 @@ std::string rank_text(const RankState& rank);  // "rank 1 ", or nothing where th
 uint64_t line_bucket(const void* line);         // a bit
 void global_memory_changed();                   // a word that somebody may poll was written
 void words_changed(const void* line);           // the same by store_words: wakes only lanes that look at the line's bucket
-uint32_t lanes_with_news(const Warp& warp);     // polling, and what they looked at has changed since, or they got an old word
+LaneMask lanes_with_news(const Warp& warp);     // polling, and what they looked at has changed since, or they got an old word
 void park(Warp& warp);                          // into Machine::polling_list
 
 // ---- waits.cpp ----
@@ -264,7 +266,7 @@ void learn(Lane& lane, const ClockPtr& clock);
 void publish_in_block(Lane& lane, Clock& target);
 void publish_across_blocks(Lane& lane, Clock& target, Clock& record);  // record: Machine::released or system_released
 void barrier_in_warp(Warp& warp);        // every lane learns and publishes to every other
-uint32_t known_lanes(const Lane& lane, uint32_t warp, uint32_t interval);
+LaneMask known_lanes(const Lane& lane, uint32_t warp, uint32_t interval);
 bool phase_seen(const Lane& lane, uint32_t mbarrier, uint32_t phases);
 void record_race(RaceKind kind, const char* region, size_t offset, uint32_t bytes, uint32_t first_warp, int32_t first_lane,
                  bool stale);
@@ -273,6 +275,7 @@ RaceKind read_race_kind(const Lane& reader, const Stamp& write);
 
 // ---- collectives.cpp ----
 void check_barriers_can_complete(Block& block);
+void require_warp_size(int32_t warp_size, const char* call);  // of calls that one vendor's warps have
 
 // ---- atomics.cpp ----
 void check_alignment(const void* address, uint32_t bytes, const char* call);

@@ -57,14 +57,14 @@ void publish_across_blocks(Lane& lane, Clock& target, Clock& record) {
 
 void barrier_in_warp(Warp& warp) {
   const Clock* last = nullptr;
-  for (int32_t i = 0; i < kWarpSize; ++i) {
+  for (int32_t i = 0; i < machine->warp_size; ++i) {
     ClockPtr& learned = warp.lanes[i].learned;
     if (!learned) continue;
     if (learned.get() != last) join_in_block(warp.clock, *learned, warp.block->range, machine->next_tag);
     last = learned.get();
   }
   if (last != nullptr) {
-    for (int32_t i = 0; i < kWarpSize; ++i) warp.lanes[i].learned.reset();
+    for (int32_t i = 0; i < machine->warp_size; ++i) warp.lanes[i].learned.reset();
     warp.merged_from[0].reset();
     warp.merged_from[1].reset();
     warp.merged.reset();
@@ -76,8 +76,8 @@ void barrier_in_warp(Warp& warp) {
   warp.clock_copy.reset();
 }
 
-uint32_t known_lanes(const Lane& lane, uint32_t warp, uint32_t interval) {
-  uint32_t lanes = lane.warp->clock.warps[warp].covers(interval);
+LaneMask known_lanes(const Lane& lane, uint32_t warp, uint32_t interval) {
+  LaneMask lanes = lane.warp->clock.warps[warp].covers(interval);
   if (lane.learned) lanes |= lane.learned->warps[warp].covers(interval);
   if (lane.warp->idx == warp) lanes |= lane.bit;
   return lanes;
@@ -93,7 +93,7 @@ namespace {
 // Did some word bring the reader's rank what a fence of another rank published of the write?
 bool was_offered(const Lane& reader, const Stamp& write) {
   for (const PublicationPtr& carried : reader.warp->block->rank->offered) {
-    uint32_t lanes = carried->warp_clock->warps[write.warp].covers(write.interval);
+    LaneMask lanes = carried->warp_clock->warps[write.warp].covers(write.interval);
     if (carried->learned) lanes |= carried->learned->warps[write.warp].covers(write.interval);
     if (carried->warp == write.warp && write.interval <= carried->interval) lanes |= carried->lane;
     if ((lanes >> write.lane & 1u) != 0) return true;

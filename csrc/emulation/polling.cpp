@@ -23,21 +23,21 @@ void words_changed(const void* line) {
   for (size_t i = machine->polling_list.size(); i-- > 0;) {
     Warp& warp = *machine->polling_list[i];
     if ((warp.awaited & bucket) == 0) continue;
-    uint32_t lanes = 0;
-    for (uint32_t left = warp.polling; left != 0; left &= left - 1) {
-      const Lane& lane = warp.lanes[__builtin_ctz(left)];
+    LaneMask lanes = 0;
+    for (LaneMask left = warp.polling; left != 0; left &= left - 1) {
+      const Lane& lane = warp.lanes[__builtin_ctzll(left)];
       if ((lane.looked_at & bucket) != 0) lanes |= lane.bit;
     }
     wake_lanes(warp, lanes);
   }
 }
 
-uint32_t lanes_with_news(const Warp& warp) {
+LaneMask lanes_with_news(const Warp& warp) {
   const Machine& m = *machine;
-  uint32_t lanes = warp.polling & warp.got_old;
+  LaneMask lanes = warp.polling & warp.got_old;
   if (warp.polled_change == m.num_changes) return lanes;
-  for (uint32_t left = warp.polling; left != 0; left &= left - 1) {
-    const Lane& lane = warp.lanes[__builtin_ctz(left)];
+  for (LaneMask left = warp.polling; left != 0; left &= left - 1) {
+    const Lane& lane = warp.lanes[__builtin_ctzll(left)];
     const uint64_t at = lane.looked_at_change;
     bool news = m.counter_changed_at > at;
     for (uint64_t buckets = lane.looked_at; !news && buckets != 0; buckets &= buckets - 1) {
@@ -50,7 +50,7 @@ uint32_t lanes_with_news(const Warp& warp) {
 
 void park(Warp& warp) {
   warp.awaited = 0;
-  for (uint32_t left = warp.polling; left != 0; left &= left - 1) warp.awaited |= warp.lanes[__builtin_ctz(left)].looked_at;
+  for (LaneMask left = warp.polling; left != 0; left &= left - 1) warp.awaited |= warp.lanes[__builtin_ctzll(left)].looked_at;
   warp.polling_pos = static_cast<int32_t>(machine->polling_list.size());
   machine->polling_list.push_back(&warp);
 }

@@ -25,13 +25,13 @@ void run(Lane& next, Fiber& from) {
   switch_fiber(from, next.fiber);
 }
 
-Lane& next_lane(Warp& warp, int32_t after, uint32_t candidates) {
+Lane& next_lane(Warp& warp, int32_t after, LaneMask candidates) {
   if (warp.descending) {
-    const uint32_t below = candidates & ((1u << after) - 1u);
-    return warp.lanes[31 - __builtin_clz(below != 0 ? below : candidates)];
+    const LaneMask below = candidates & ((LaneMask{1} << after) - 1u);
+    return warp.lanes[63 - __builtin_clzll(below != 0 ? below : candidates)];
   }
-  const uint32_t above = after == 31 ? 0u : candidates & (kAllLanes << (after + 1));
-  return warp.lanes[__builtin_ctz(above != 0 ? above : candidates)];
+  const LaneMask above = after == 63 ? 0u : candidates & (~LaneMask{0} << (after + 1));
+  return warp.lanes[__builtin_ctzll(above != 0 ? above : candidates)];
 }
 
 void lane_exited(Lane& lane) {
@@ -42,7 +42,7 @@ void lane_exited(Lane& lane) {
   warp.runnable &= ~lane.bit;
   check_copies_waited_for(lane);
   machine->progress = true;
-  if (warp.exited != kAllLanes) return;
+  if (warp.exited != machine->all_lanes) return;
   --machine->live_warps;
   --block.live_warps;
   if (--block.rank->live_warps == 0) machine->kernel_done = block.rank;
@@ -140,11 +140,11 @@ class Scheduler {
     warp.descending = (choice & 1) != 0;
     m_.now_ns += kSliceNs * warp.block->rank->program.slowness;
     ++m_.report.slices;
-    run(next_lane(warp, static_cast<int32_t>((choice >> 1) & 31), warp.runnable), m_.scheduler);
+    run(next_lane(warp, static_cast<int32_t>((choice >> 1) & (m_.warp_size - 1)), warp.runnable), m_.scheduler);
     m_.current = nullptr;
     if (m_.trapping != nullptr) return kill_rank(*std::exchange(m_.trapping, nullptr));
     if (warp.runnable != 0) return;
-    const uint32_t looking_again = warp.polling == 0 ? 0 : lanes_with_news(warp);
+    const LaneMask looking_again = warp.polling == 0 ? 0 : lanes_with_news(warp);
     if (looking_again != 0) {
       wake_lanes(warp, looking_again);
       return;
@@ -222,10 +222,10 @@ void run_kernels(Machine& m) { Scheduler(m).run_all(); }
 void leave_lane() {
   Lane& lane = *machine->current;
   Warp& warp = *lane.warp;
-  const uint32_t others = warp.runnable & ~lane.bit;
+  const LaneMask others = warp.runnable & ~lane.bit;
   if (others != 0) {
     Lane& next = next_lane(warp, lane.idx, others);
-    const uint32_t later = others & ~next.bit;
+    const LaneMask later = others & ~next.bit;
     if (later != 0) prefetch_fiber(next_lane(warp, next.idx, later).fiber);
     run(next, lane.fiber);
   } else {
@@ -237,7 +237,7 @@ void maybe_preempt(uint32_t one_in) {
   if (machine->random.one_in(one_in)) switch_fiber(machine->current->fiber, machine->scheduler);
 }
 
-void wake_lanes(Warp& warp, uint32_t lanes) {
+void wake_lanes(Warp& warp, LaneMask lanes) {
   warp.polling &= ~lanes;
   warp.at_mbarrier &= ~lanes;
   warp.at_barrier &= ~lanes;

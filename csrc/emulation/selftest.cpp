@@ -19,6 +19,7 @@ const Selftests& selftests() {
     add_routing_selftests(tests);
     add_ranks_selftests(tests);
     add_misuse_selftests(tests);
+    add_waves_selftests(tests);
     return tests;
   }();
   return all;

@@ -36,5 +36,6 @@ void add_fp8_selftests(Selftests& tests);
 void add_routing_selftests(Selftests& tests);
 void add_ranks_selftests(Selftests& tests);
 void add_misuse_selftests(Selftests& tests);
+void add_waves_selftests(Selftests& tests);
 
 }  // namespace sgl_lowlatency::emulation

@@ -8,10 +8,10 @@ namespace {
 
 constexpr int32_t kMaxLines = 32;
 
-std::string lanes_text(uint32_t lanes) {
-  if (lanes == kAllLanes) return "all lanes ";
+std::string lanes_text(LaneMask lanes) {
+  if (lanes == machine->all_lanes) return "all lanes ";
   char text[32];
-  std::snprintf(text, sizeof(text), "lanes 0x%08x ", lanes);
+  std::snprintf(text, sizeof(text), machine->warp_size == 32 ? "lanes 0x%08llx " : "lanes 0x%016llx ", static_cast<unsigned long long>(lanes));
   return text;
 }
 
@@ -30,7 +30,7 @@ std::string describe(const Warp& warp) {
   }
   if (warp.in_collective != 0) text += " " + lanes_text(warp.in_collective) + "wait in " + name(warp.collective);
   for (const auto& mbarrier : block.mbarriers) {
-    const uint32_t lanes = mbarrier->waiting_lanes[warp.idx_in_block] & warp.at_mbarrier;
+    const LaneMask lanes = mbarrier->waiting_lanes[warp.idx_in_block] & warp.at_mbarrier;
     if (lanes != 0) text += " " + lanes_text(lanes) + mbarrier_text(block, *mbarrier);
   }
   if (warp.polling != 0) text += " " + lanes_text(warp.polling) + "poll";
@@ -44,7 +44,7 @@ std::string describe_waits(const Machine& m) {
   std::string text;
   int32_t num_lines = 0;
   for (const auto& warp : m.warps) {
-    if (warp->exited == kAllLanes) continue;
+    if (warp->exited == machine->all_lanes) continue;
     if (++num_lines > kMaxLines) return text + "\n  ...";
     text += "\n  " + describe(*warp);
   }

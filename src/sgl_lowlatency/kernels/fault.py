@@ -40,6 +40,10 @@ class FusedMoeFault(RuntimeError):
     """A fused_moe launch that ended itself; the message is describe_moe_fault's."""
 
 
+class MonokernelFault(RuntimeError):
+    """The same of k1 or k2; of several ranks, their messages one after the other."""
+
+
 class EpilogueMulticastFault(RuntimeError):
     """The same of epilogue_multicast; of several ranks, their messages one after the other."""
 
@@ -87,6 +91,11 @@ def describe_fault(record, kernel: str = "decode_step") -> str:
         return f"{kernel} stopped: {where} waited {record.waited_ns / 1e9:.2f} s for its warps to finish a tile of {abi.OP_NAMES[record.edge]}"
     what, limit = _INPUT_NAMES[kind]
     return f"{kernel} stopped: {where}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"
+
+
+def describe_mono_fault(record) -> str:
+    """As describe_fault, of a record that k1 or k2 left."""
+    return describe_fault(record, "monokernel")
 
 
 def describe_draft_fault(record) -> str:

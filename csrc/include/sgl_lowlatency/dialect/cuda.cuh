@@ -11,6 +11,7 @@
 // Internal linkage: nvcc leaves a host stub of a function that is not inlined, and the linker must not take it for the host
 // dialect's function of the same name.
 #define SGL_DEVICE_COLD static __device__ __noinline__
+#define SGL_NORETURN [[noreturn]]
 #define SGL_UNROLL _Pragma("unroll")
 #define SGL_NO_UNROLL _Pragma("unroll 1")
 

@@ -12,6 +12,7 @@
 
 #define SGL_DEVICE inline
 #define SGL_DEVICE_COLD inline
+#define SGL_NORETURN [[noreturn]]
 #define SGL_UNROLL
 #define SGL_NO_UNROLL
 
@@ -63,6 +64,8 @@ SGL_DEVICE char* shared_base() { return emulation::current_identity->shared_base
 
 void sync_block();
 void sync_named(int32_t id, int32_t num_threads);
+void sync_shared();
+SGL_DEVICE void sync_publish() { emulation::current_planted == Planted::kMissingStoreWait ? sync_shared() : sync_block(); }
 void sync_warp();
 
 float shuffle_xor(float value, int32_t lane_mask);
@@ -71,6 +74,7 @@ float shuffle(float value, int32_t src_lane);
 uint32_t reduce_max(uint32_t value);
 uint32_t reduce_min(uint32_t value);
 uint32_t reduce_or(uint32_t value);
+uint64_t ballot(bool vote);
 
 // Vec16 and the scalar types of README.md; `address` has the type's natural alignment.
 template <typename T>
@@ -183,6 +187,23 @@ SGL_DEVICE void copy_async_wait() {
   emulation::wait_for_copies(kPending);
 }
 
+// Waves: what a lane copies of a tile, and the copy. A lane reads back what the MFMA wants of it, 16 bytes from slot + 16 lane on.
+SGL_DEVICE int32_t copied_row() { return thread_idx() % 16; }
+SGL_DEVICE int32_t copied_column() { return thread_idx() % 64 / 16 * 8; }
+SGL_DEVICE void copy_tile(char* slot, const bf16* own) {
+  copy_async_16(slot + thread_idx() % 64 * 16, own);
+  copy_async_commit();
+}
+SGL_DEVICE int32_t uniform(int32_t value) { return value; }
+SGL_DEVICE int32_t varying(int32_t value) { return value; }
+template <int32_t kYounger>
+SGL_DEVICE void await_copies() {
+  if (emulation::current_planted != Planted::kRingNoWait) copy_async_wait<kYounger>();
+}
+template <class Params>
+SGL_DEVICE const Params& read_again(const Params& params) { return params; }
+Vec16 load_copied(const void* slot);
+
 void mbarrier_init(uint64_t* mbarrier, uint32_t count);
 void mbarrier_init_fence();
 void mbarrier_arrive(uint64_t* mbarrier);
@@ -198,6 +219,7 @@ SGL_DEVICE void prefetch_map(const abi::WeightMap*) {}  // a hint: nothing to se
 
 void ldmatrix_x4(uint32_t (&r)[4], const void* shared_row);
 void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+void mfma_16x16x32(float (&c)[4], const Vec16& a, const Vec16& b);
 
 SGL_DEVICE float bits_to_float(uint32_t bits) {
   float value;
@@ -219,6 +241,7 @@ SGL_DEVICE bf16 to_bf16(float value) {
 }
 
 SGL_DEVICE int32_t popcount(uint32_t value) { return __builtin_popcount(value); }
+SGL_DEVICE int32_t popcount(uint64_t value) { return __builtin_popcountll(value); }
 SGL_DEVICE float exp2(float value) { return ::exp2f(value); }
 SGL_DEVICE float rsqrt(float value) { return 1.0f / ::sqrtf(value); }
 SGL_DEVICE float divide(float a, float b) { return a / b; }

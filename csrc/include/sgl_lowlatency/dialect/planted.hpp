@@ -46,6 +46,7 @@ enum class Planted : int32_t {
   kTwoParities = 38,         // a parity is used again one launch early; decode_step: two layers early
   kLostTile = 39,            // rank 0's tile 0 never reaches the last rank
   kNoAwaitOfPrevious = 40,   // push_tiles does not wait for the launch in front of it
+  kMissingStoreWait = 41,    // waves: a barrier in front of a release does not wait for the other waves' accesses
 };
 
 }  // namespace sgl_lowlatency::dialect

@@ -3,12 +3,10 @@
 // behind another barrier the Routing may be read. kernels/nvidia/bitmap_routing/DESIGN.md has the rules of choice and the reasons.
 #pragma once
 #include "sgl_lowlatency/abi/bitmap_routing.hpp"
+#include "sgl_lowlatency/stages/rank_key.hpp"
 #include "sgl_lowlatency/sync/fault.hpp"
 
 namespace sgl_lowlatency::stages {
-
-constexpr float kNanRank = -1e30f;           // a NaN logit ranks as this one
-constexpr uint32_t kNoExpert = 0xffffffffu;  // above every id
 
 // A RoutingLayout at `base`, in shared memory.
 struct Routing {
@@ -22,14 +20,6 @@ struct Routing {
   SGL_DEVICE float* weights() const { return reinterpret_cast<float*>(base + at.weights); }
   SGL_DEVICE uint32_t* chosen(int32_t row) const { return reinterpret_cast<uint32_t*>(base + at.chosen) + row * abi::kChosenPitch; }
 };
-
-// A number that orders logits as floats compare, both zeros alike, NaN as kNanRank; never 0.
-SGL_DEVICE uint32_t rank_key(float logit) {
-  if (logit != logit) logit = dialect::planted(dialect::Planted::kNanOutranks) ? dialect::bits_to_float(0x7f800000u) : kNanRank;
-  const uint32_t bits = logit == 0.0f ? 0u : dialect::float_to_bits(logit);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-SGL_DEVICE float ranked_logit(uint32_t key) { return dialect::bits_to_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
 
 // Of the 32 lanes, in one order: results repeat bit by bit. Entry: all lanes.
 SGL_DEVICE float warp_sum(float value) {

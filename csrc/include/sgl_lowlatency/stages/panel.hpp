@@ -5,14 +5,6 @@
 
 namespace sgl_lowlatency::stages {
 
-SGL_DEVICE float low_float(uint32_t pair) { return dialect::to_float(bf16{static_cast<uint16_t>(pair & 0xffffu)}); }
-SGL_DEVICE float high_float(uint32_t pair) { return dialect::to_float(bf16{static_cast<uint16_t>(pair >> 16)}); }
-SGL_DEVICE uint32_t pack_bf16(float low, float high) {
-  return static_cast<uint32_t>(dialect::to_bf16(low).bits) | static_cast<uint32_t>(dialect::to_bf16(high).bits) << 16;
-}
-
-SGL_DEVICE float swiglu(float gate, float up) { return gate / (1.0f + dialect::exp2(-gate * kLog2e)) * up; }
-
 // Warps that share one row of the panel: 8, 4, 2, 1 for 1, 2, 3..4, 5 and more rows.
 SGL_DEVICE int32_t warps_per_row(int32_t rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? 2 : 1; }
 

@@ -4,7 +4,6 @@
 // of launch n clears those of n - 1, which parity n + 2 is. DESIGN.md of kernels/nvidia/epilogue_multicast argues why nobody stores to
 // them too early: order_pushes and order_reads are the two ends of it.
 #pragma once
-#include "sgl_lowlatency/stages/row_state.hpp"
 #include "sgl_lowlatency/sync/peer.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -100,6 +99,19 @@ SGL_UNROLL
 SGL_UNROLL
     for (int32_t r = 1; r < kRanks; ++r) sums[i] = r < num_ranks ? sums[i] + dialect::bits_to_float(w[r][i]) : sums[i];
   }
+}
+
+// Columns m .. m + 3 of a row of rank `rank`'s tile `tile`, once they are there.
+SGL_DEVICE void await_rank(sync::FaultSink sink, const sync::Peers& peers, int32_t layer, int32_t parity, int32_t rank, int32_t tile, int32_t row, int32_t m,
+                           uint32_t (&w)[4]) {
+  const uint32_t* const words = parity_words(peers.at, peers.workspaces[peers.rank], parity) + abi::tile_word(peers.at, rank, tile) + row * abi::kTileRows + m;
+  sync::wait_for_peers(
+      sink, peers,
+      [&] {
+        dialect::load_words_system(w, words);
+        return dialect::planted(dialect::Planted::kFirstWordIsFlag) ? w[0] != abi::kUnwritten : sync::is_written(w);
+      },
+      [&] { return abi::AbortReason{peers.rank, rank, layer, tile}; });
 }
 
 // Clears rows row, row + step, .. of all tiles of `parity` that are in use. Entry: num_threads threads, of which this is number `thread`.

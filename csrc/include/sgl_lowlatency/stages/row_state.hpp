@@ -1,18 +1,14 @@
 // The block's view of its shared memory and of the step's rows.
 #pragma once
-#include "sgl_lowlatency/sync/wait.hpp"
+#include "sgl_lowlatency/stages/numbers.hpp"
+#include "sgl_lowlatency/sync/wait_mbarrier.hpp"
 
 namespace sgl_lowlatency::stages {
 
-using abi::bf16;
 using abi::DecodeStepParams;
-using dialect::Vec16;
 
 constexpr int32_t kConsumerThreads = abi::kNumConsumerWarps * 32;
-constexpr float kLog2e = 1.4426950408889634f;
 constexpr int32_t kConsumerBarrier = 1;  // named barrier of the consumer warps; 0 is the whole block's
-
-SGL_DEVICE int32_t min_int(int32_t a, int32_t b) { return a < b ? a : b; }
 
 // Two floats that lie side by side in shared memory.
 struct alignas(8) Float2 {

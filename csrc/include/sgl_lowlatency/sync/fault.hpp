@@ -36,7 +36,7 @@ SGL_DEVICE void write_record(abi::FaultRecord* r, int32_t rank, abi::FaultKind k
 }
 
 // Waits for the host to acknowledge the record (so that it is printed before the context dies) or for kHostAckNs, then traps.
-[[noreturn]] SGL_DEVICE void trap_when_read(abi::FaultRecord* r) {
+SGL_NORETURN SGL_DEVICE void trap_when_read(abi::FaultRecord* r) {
   // Relaxed: the acknowledgement carries no data.
   const uint64_t start = dialect::timer_ns();
   while (dialect::load_relaxed_system(&r->host_ack) == 0u && dialect::timer_ns() - start < kHostAckNs) {
@@ -55,7 +55,7 @@ SGL_DEVICE void tell_group(const abi::FaultRecord* r, int32_t layer) {
 }
 
 // A record, word to the group, and the end. Does not return.
-[[noreturn]] SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge,
+SGL_NORETURN SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge,
                                               uint32_t expected, uint32_t seen, uint64_t waited_ns) {
   write_record(r, rank, kind, layer, edge, expected, seen, waited_ns);
   tell_group(r, layer);

@@ -15,7 +15,7 @@ struct Peers {
 };
 
 // Ends the launch because another rank gave up. `own` is what this rank was waiting for; awaited -1: nothing.
-[[noreturn]] SGL_DEVICE_COLD void raise_aborted(FaultSink sink, Peers peers, uint64_t word, abi::AbortReason own) {
+SGL_NORETURN SGL_DEVICE_COLD void raise_aborted(FaultSink sink, Peers peers, uint64_t word, abi::AbortReason own) {
   write_record(sink.record, peers.rank, abi::kFaultPeerAbort, own.layer, own.awaited, abi::phased_tile(own),
                static_cast<uint32_t>(abi::abort_reason(word).waiter), word);
   trap_when_read(sink.record);
@@ -26,7 +26,7 @@ SGL_DEVICE uint64_t load_abort(const Peers& peers) { return dialect::load_relaxe
 
 // Leaves this rank's record, raises the abort word of every rank, and ends the launch. The record first: the rank's other blocks see its abort
 // word, and theirs would hide who gave up. Several ranks may give up at once: each reason is a true one.
-[[noreturn]] SGL_DEVICE_COLD void raise_abort(FaultSink sink, Peers peers, abi::AbortReason why, uint64_t waited_ns) {
+SGL_NORETURN SGL_DEVICE_COLD void raise_abort(FaultSink sink, Peers peers, abi::AbortReason why, uint64_t waited_ns) {
   write_record(sink.record, peers.rank, abi::kFaultPeerTile, why.layer, why.awaited, abi::phased_tile(why),
                static_cast<uint32_t>(why.waiter), waited_ns);
   for (int32_t rank = 0; rank < peers.at.num_ranks; ++rank) dialect::store_relaxed_system(peers.abort(rank), abi::abort_word(why));
