@@ -20,9 +20,10 @@ def test_what_is_served_has_no_reason():
 
 
 @pytest.mark.parametrize(("fields", "reason"), [
-    ({"moe_intermediate_size": 576}, "config.moe_intermediate_size 576 is not a positive multiple of 128"),
-    ({"n_routed_experts": 400}, "config.n_routed_experts 400 is above 384"),
+    ({"moe_intermediate_size": 576}, "config.moe_intermediate_size 576 is not a multiple of 128 up to 2560"),
+    ({"n_routed_experts": 400}, "config.n_routed_experts 400 is not a multiple of 16 up to 384"),
     ({"num_experts_per_tok": 9}, "config.num_experts_per_tok 9 is outside 1..8"),
+    ({"hidden_size": 7168}, "config.hidden_size 7168 is not a multiple of 128 up to 5120"),
     ({"n_shared_experts": 2}, "config.n_shared_experts 2 is not 1"),
     ({"scoring_func": "softmax"}, "config.scoring_func 'softmax' is not 'sqrtsoftplus'"),
     ({"num_hash_layers": 3}, "config.num_hash_layers 3: the kernel does not route by hash"),
@@ -62,6 +63,12 @@ def test_layers(path, value, reason):
     else:
         setattr(owner, last, value)
     assert list(fused_moe.layer_reasons(mlp)) == [reason]
+
+
+def test_the_limits_are_the_kernels():
+    from sgl_lowlatency.kernels import fused_moe as kernel
+
+    assert (fused_moe.MAX_HIDDEN, fused_moe.MAX_INTERMEDIATE, fused_moe.MAX_TOP_K) == (kernel.MAX_HIDDEN, kernel.MAX_INTERMEDIATE, kernel.MAX_TOP_K)
 
 
 def test_another_module():

@@ -22,6 +22,8 @@ __all__ = ["MAX_ROWS", "MAX_TOP_K", "POINTS", "FusedMoe", "FusedMoeWeights", "Ro
 MAX_ROWS: int = _C.abi.kMoeMaxRows
 MAX_TOP_K: int = _C.abi.kMoeMaxTopK
 POINTS: tuple[str, ...] = tuple(_C.abi.kMoePointNames)  # of a block's way through a launch: what it has begun or done
+MAX_HIDDEN: int = _C.abi.kMoeMaxHidden
+MAX_INTERMEDIATE: int = _C.abi.kMoeMaxIntermediate
 MAX_SCALE_BYTE: int = _C.abi.kMoeMaxScaleByte  # e8m0, of FP4: 2^1
 MAX_SHARED_SCALE = 2.0**7  # of FP8
 MIN_SHARED_SCALE = 2.0**-100
@@ -88,6 +90,9 @@ class FusedMoe:
         self.hidden, self.intermediate, self.num_experts, self.top_k, self.max_rows, self.grid = hidden, intermediate, num_experts, top_k, max_rows, grid
         if not 1 <= max_rows <= MAX_ROWS:
             raise ValueError(f"max_rows {max_rows} is outside 1..{MAX_ROWS}")
+        for name, value, most in (("hidden", hidden, MAX_HIDDEN), ("intermediate", intermediate, MAX_INTERMEDIATE)):
+            if not 0 < value <= most or value % _C.abi.kMoeStepK:
+                raise ValueError(f"{name} {value} is not a multiple of {_C.abi.kMoeStepK} up to {most}")
         self.emulation = emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated launch
         self._failure: str | None = None
