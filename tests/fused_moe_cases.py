@@ -47,7 +47,9 @@ def random_weights(hidden, intermediate, num_experts, top_k, device="cpu", seed=
 class Moe:
     """A layer and the kernel. Results are of the newest launch, on the CPU."""
 
-    def __init__(self, hidden=256, intermediate=128, num_experts=32, top_k=3, max_rows=48, grid=4, device="cpu", emulation=None, weights=None, **kwargs):
+    def __init__(
+        self, hidden=256, intermediate=128, num_experts=32, top_k=3, max_rows=48, grid=4, device="cpu", emulation=None, weights=None, **kwargs
+    ):
         self.device = torch.device(device)
         self.weights = weights or random_weights(hidden, intermediate, num_experts, top_k, device, **kwargs)
         self.num_experts, self.top_k, self.hidden = num_experts, top_k, hidden
@@ -83,7 +85,8 @@ class Moe:
         figure = gate.figure("logits", self.record.logits, oracle.standard_logits(self.weights, x), wanted)
         if not figure.ratio <= 8:  # fp32 sums of another order than the standard path's: any bug is a thousand times more
             found.append(f"logits: {figure}")
-        ids, weights, is_decided = oracle.route(to_cpu(self.weights), self.record.logits.cpu(), None if token_ids is None else token_ids.cpu(), num_live_rows)
+        tokens = None if token_ids is None else token_ids.cpu()
+        ids, weights, is_decided = oracle.route(to_cpu(self.weights), self.record.logits.cpu(), tokens, num_live_rows)
         if int(is_decided.sum()) < rows * 0.9:
             found.append(f"only {int(is_decided.sum())} of {rows} rows are decided")
         found += [f"row {r} chose {self.record.ids[r].tolist()}, not {ids[r].tolist()}"

@@ -5,8 +5,8 @@
 On is fused_moe, router to combined output. Where FlashInfer's fused_moe_90 is there as a file (it would compile for an hour), the experts alone of
 SGLang's path stand beside it: cutlass_fused_moe on the same interleaved tensors with choices made beforehand, neither router nor top-k nor shared
 expert nor the addition: no ratio is made of the two. Both are captured in a graph of `--inputs` launches with other rows each, so that experts differ
-and weights come from memory; times are of one launch. The floor: router, shared expert and every distinct expert with its scales, each read once, at the
-measured read bandwidth.
+and weights come from memory; times are of one launch. The floor: router, shared expert and every distinct expert with its scales, each read once, at
+the measured read bandwidth.
 
 Checked before the times: logits and output through the numerics gate, choices by the rule. Needs torch, a GPU and the package; 8 GB.
 
@@ -31,7 +31,7 @@ from sgl_lowlatency.reference import fused_moe as oracle
 from sgl_lowlatency.reference import gate
 
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, SCALING, LIMIT = 5120, 2304, 384, 6, 1.5, 10.0
-WEIGHTS = "random: FP4 bytes uniform with e8m0 scales of two octaves, FP8 normal with scales of two octaves, router normal of variance 1 / hidden; seed 0"
+WEIGHTS = "random: FP4 bytes uniform and FP8 normal, scales of two octaves each, router normal of variance 1 / hidden; seed 0"
 
 
 def expert_bytes() -> int:
@@ -141,7 +141,8 @@ class FlashInferExperts:
         w = self.ours.weights
         for x, out, record in zip(self.ours.x, self.out, self.ours.records, strict=True):
             self.run(
-                input=x, token_selected_experts=record.ids, token_final_scales=record.weights, fc1_expert_weights=w.gate_up, fc2_expert_weights=w.down,
+                input=x, token_selected_experts=record.ids, token_final_scales=record.weights,
+                fc1_expert_weights=w.gate_up, fc2_expert_weights=w.down,
                 output_dtype=torch.bfloat16, quant_scales=[w.gate_up_scale.view(torch.int32), w.down_scale.view(torch.int32)],
                 swiglu_limit=self.limit, use_w4_group_scaling=True, activation_type=self.activation, output=out, use_fused_finalize=False,
             )  # fmt: skip
@@ -228,7 +229,8 @@ def main() -> int:
             ours = Ours(weights, rows, args.inputs)
             experts_ms, on_ms, wrong = measure(ours, args.groups, args.group_ms)
             row = results.add(**row_of(rows, ours.num_active(), experts_ms, on_ms, bandwidth["read_gb_s"], ours.points_us(), wrong))
-            deadline.say(f"{rows} rows: {1e3 * stats.median(on_ms):.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
+            us = 1e3 * stats.median(on_ms)
+            deadline.say(f"{rows} rows: {us:.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
     print(table(results.content))
     return 1 if any(row["problems"] for row in results.content["rows"]) else 0
 

@@ -55,7 +55,8 @@ void bind_fused_moe(py::module_& m) {
 #endif
   m.def(
       "fused_moe_emulate",
-      [](const abi::FusedMoeParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation, const std::vector<RegionTuple>& regions) {
+      [](const abi::FusedMoeParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation,
+         const std::vector<RegionTuple>& regions) {
         const emulation::Options options = emulation_options(seed, planted, starvation, regions);
         py::gil_scoped_release release;
         return emulation::fused_moe(params, grid, options);

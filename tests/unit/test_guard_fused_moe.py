@@ -36,8 +36,8 @@ def test_configs(fields, reason):
     ("shared_experts", None, "mlp.shared_experts is None: the shared expert is fused into the experts, or there is none"),
     ("is_hash", True, "mlp routes by hash"),
     ("tp_size", 2, "mlp is spread over 2 x 1 GPUs: the kernel has all experts on one GPU and adds the shared expert itself"),
-    ("_shared_expert_tp1", True, "mlp has its shared expert replicated (SGLANG_SHARED_EXPERT_TP1): the kernel has all experts on one GPU and adds the "
-                                 "shared expert itself"),
+    ("_shared_expert_tp1", True, "mlp has its shared expert replicated (SGLANG_SHARED_EXPERT_TP1): the kernel has all experts on one GPU and adds "
+                                 "the shared expert itself"),
     ("_enable_a2a_moe", True, "mlp dispatches its rows to other GPUs"),
     ("routed_scaling_factor_fused_in_topk", False, "mlp scales its experts' sum behind them: the kernel scales the weights of choices"),
     ("gate.e_score_correction_bias", None, "gate.e_score_correction_bias is missing"),
@@ -45,7 +45,7 @@ def test_configs(fields, reason):
     ("topk.topk_config.renormalize", False, "topk does not normalise its weights"),
     ("topk.topk_config.use_grouped_topk", True, "topk.use_grouped_topk is set"),
     ("topk.topk_config.routed_scaling_factor", 2.5, "topk scales by 2.5, mlp.routed_scaling_factor is 1.5"),
-    ("experts._dsv4_mxfp4_backend", "flashinfer_cutlass_sm90_fp8", "experts are laid out for flashinfer_cutlass_sm90_fp8, not flashinfer_cutlass_sm90"),
+    ("experts._dsv4_mxfp4_backend", "flashinfer_cutlass_sm120", "experts are laid out for flashinfer_cutlass_sm120, not flashinfer_cutlass_sm90"),
     ("experts.moe_runner_config.gemm1_clamp_limit", 7.0, "experts have gemm1_clamp_limit 7.0"),
     ("experts.moe_runner_config.activation", "situ", "experts have the activation situ, not a gated silu"),
     ("shared_experts.swiglu_limit", None, "shared_experts has swiglu_limit None, experts 10.0"),

@@ -27,7 +27,8 @@ SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 
 def config_reasons(hf_config: Any) -> list[str]:
     """Why fused_moe cannot run the MoE that this config describes."""
-    reasons, sizes = [], (("hidden_size", STEP_K, MAX_HIDDEN), ("moe_intermediate_size", STEP_K, MAX_INTERMEDIATE), ("n_routed_experts", 16, MAX_EXPERTS))
+    reasons = []
+    sizes = (("hidden_size", STEP_K, MAX_HIDDEN), ("moe_intermediate_size", STEP_K, MAX_INTERMEDIATE), ("n_routed_experts", 16, MAX_EXPERTS))
     for name, multiple, most in sizes:
         value = getattr(hf_config, name, None)
         if not isinstance(value, int) or not 0 < value <= most or value % multiple:
@@ -102,7 +103,8 @@ def _experts_reasons(experts: Any, num_experts: int, hidden: int) -> Iterator[st
     yield from tensor_reasons("experts.w13_weight", experts.w13_weight, (num_experts, rows, hidden // 2), "uint8")
     yield from tensor_reasons("experts.w13_weight_scale_inv", experts.w13_weight_scale_inv, (num_experts, rows // 64, hidden // 128, 16, 16), "uint8")
     yield from tensor_reasons("experts.w2_weight", experts.w2_weight, (num_experts, hidden, channels // 2), "uint8")
-    yield from tensor_reasons("experts.w2_weight_scale_inv", experts.w2_weight_scale_inv, (num_experts, hidden // 64, channels // 128, 16, 16), "uint8")
+    down_scale = (num_experts, hidden // 64, channels // 128, 16, 16)
+    yield from tensor_reasons("experts.w2_weight_scale_inv", experts.w2_weight_scale_inv, down_scale, "uint8")
 
 
 def _shared_reasons(shared: Any, experts: Any, hidden: int) -> Iterator[str]:
