@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sgl_lowlatency.kernels.fused_moe import FusedMoeWeights
 
 SUM_EPSILON = 1e-20
-UNDECIDED = 1e-6  # biased scores that are nearer may be ordered either way in fp32, unless they are equal
+UNDECIDED = 4e-6  # biased scores that are nearer may be ordered either way in fp32, unless they are equal
 
 
 def expert_matrix(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
