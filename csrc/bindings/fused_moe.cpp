@@ -10,6 +10,7 @@ void bind_fused_moe(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMoeMaxRows); SGL_CONSTANT(kMoeMaxTopK); SGL_CONSTANT(kMoeStepK); SGL_CONSTANT(kMoeMaxScaleByte); SGL_CONSTANT(kMoeSharedCost);
+  SGL_CONSTANT(kMoeMaxHidden); SGL_CONSTANT(kMoeMaxIntermediate);
 #undef SGL_CONSTANT
   a.attr("kMoeStateBytes") = py::int_(sizeof(abi::MoeState));
   a.attr("kMoeEdgeNames") = std::vector<std::string>{"logits", "choices", "activation", "output"};
@@ -54,7 +55,8 @@ void bind_fused_moe(py::module_& m) {
 #endif
   m.def(
       "fused_moe_emulate",
-      [](const abi::FusedMoeParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation, const std::vector<RegionTuple>& regions) {
+      [](const abi::FusedMoeParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation,
+         const std::vector<RegionTuple>& regions) {
         const emulation::Options options = emulation_options(seed, planted, starvation, regions);
         py::gil_scoped_release release;
         return emulation::fused_moe(params, grid, options);

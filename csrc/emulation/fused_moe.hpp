@@ -5,7 +5,8 @@
 
 namespace sgl_lowlatency::emulation {
 
-// Runs fused_moe with host pointers, behind an empty kernel: what it touches before await_previous_launch is misuse. Throws std::invalid_argument for parameters that check_fused_moe refuses.
+// Runs fused_moe with host pointers, behind an empty kernel: what it touches before await_previous_launch is misuse. Throws std::invalid_argument for
+// parameters that check_fused_moe refuses.
 Report fused_moe(const abi::FusedMoeParams& params, int32_t grid, const Options& options);
 
 }  // namespace sgl_lowlatency::emulation

@@ -1,5 +1,5 @@
-"""The rule of choice of DeepSeek-V4.1 is what fused_moe and its oracle have: SGLang's router kernel, in Triton's interpreter, in a process of its own.
-And what vision_topk, the runner and the layer hand it, pinned in SGLang's text."""
+"""The rule of choice of DeepSeek-V4.1 is what fused_moe and its oracle have: SGLang's router kernel, in Triton's interpreter, in a process of its
+own. And what vision_topk, the runner and the layer hand it, pinned in SGLang's text."""
 
 import subprocess
 import sys
@@ -40,7 +40,10 @@ def hard_case():
     return logits, bias, bias_alt, token_ids, alt, top_k, live
 
 
-CASES = {"random": random_case(1), "padded": random_case(2, live=7), "one choice": random_case(3, 128, 1), "draft": random_case(4, 128, 3), "hard": hard_case()}
+CASES = {
+    "random": random_case(1), "padded": random_case(2, live=7), "one choice": random_case(3, 128, 1), "draft": random_case(4, 128, 3),
+    "hard": hard_case(),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +90,7 @@ def test_what_sglang_hands_its_router_and_keeps_of_experts():
     assert "fuse_routed_scaling_factor_in_topk = True" in method and '"flashinfer_cutlass_sm90"' in method
     assert "def load_up_proj_weight_first(self) -> bool:\n        \"\"\"Load W13 directly as ``[up; gate]``" in method
     layer = source("srt.models.deepseek_v2")
-    for name in ("_shared_expert_tp1", "_enable_a2a_moe", "routed_scaling_factor_fused_in_topk", "is_hash", "moe_ep_size", "e_score_correction_bias_vl"):
+    for name in ("_shared_expert_tp1", "_enable_a2a_moe", "routed_scaling_factor_fused_in_topk", "is_hash", "moe_ep_size",
+                 "e_score_correction_bias_vl"):  # fmt: skip
         assert f"self.{name}" in layer, name
     assert "def get_merged(self)" in layer and "input_ids_global: Optional[torch.Tensor] = None" in layer

@@ -6,6 +6,8 @@ import pytest
 import torch
 from fused_moe_cases import Moe, random_weights
 
+from sgl_lowlatency.kernels.fused_moe import FusedMoe
+
 SHAPES = [  # hidden, intermediate, experts, top_k, grid
     (256, 128, 32, 3, 4),
     (1280, 384, 48, 6, 5),  # two splits of K, the second one short; stages that end early in both ops
@@ -84,6 +86,14 @@ def test_a_row_does_not_depend_on_the_others():
     for rows in (slice(0, 1), slice(5, 12), slice(20, 44)):
         moe.run(x[rows].contiguous())
         assert torch.equal(moe.out, together[rows])
+
+
+@pytest.mark.parametrize(("sizes", "words"), [
+    ((7168, 128), "hidden 7168 is not a multiple of 128 up to 5120"), ((256, 576), "intermediate 576 is not a multiple of 128 up to 2560"),
+])  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        FusedMoe(*sizes, 32, 3, 8, torch.device("cpu"), 4, 2.0)
 
 
 @pytest.mark.parametrize(("field", "change", "words"), [

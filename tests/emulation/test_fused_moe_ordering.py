@@ -62,7 +62,8 @@ def test_a_word_that_never_comes_ends_the_launch_and_is_named():
     moe = moe_of(planted=WITHHELD_SIGNAL)
     moe.layer.params.deadline_ns = 1_000_000
     x, _ = moe.inputs(3)
-    with pytest.raises(FusedMoeFault, match=r"fused_moe stopped: rank 0, SM ., block . waited 0.00 s for word \d+ of (activation|output), which no block"):
+    words = r"fused_moe stopped: rank 0, SM ., block . waited 0.00 s for word \d+ of (activation|output), which no block"
+    with pytest.raises(FusedMoeFault, match=words):
         moe.run(x)
     with pytest.raises(FusedMoeFault, match="an earlier launch failed: fused_moe stopped"):
         moe.run(x)

@@ -13,7 +13,7 @@ from sgl_lowlatency.guard.linear import tensor_reasons
 
 RUNNER_BACKENDS = frozenset({"flashinfer_mxfp4"})  # of --moe-runner-backend, which "auto" resolves to on sm_90
 PRECISIONS = ("default", "bf16")  # of --flashinfer-mxfp4-moe-precision
-STEP_K, MAX_TOP_K, MAX_EXPERTS = 128, 8, 384
+STEP_K, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_TOP_K, MAX_EXPERTS = 128, 5120, 2560, 8, 384  # abi/fused_moe.hpp
 EXPERTS_METHOD, EXPERTS_LAYOUT = "Mxfp4FlashinferCutlassMoEMethod", "flashinfer_cutlass_sm90"
 SHARED_BLOCK = [32, 32]
 
@@ -28,12 +28,11 @@ SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 def config_reasons(hf_config: Any) -> list[str]:
     """Why fused_moe cannot run the MoE that this config describes."""
     reasons = []
-    for name, least_multiple in (("hidden_size", STEP_K), ("moe_intermediate_size", STEP_K), ("n_routed_experts", 16)):
+    sizes = (("hidden_size", STEP_K, MAX_HIDDEN), ("moe_intermediate_size", STEP_K, MAX_INTERMEDIATE), ("n_routed_experts", 16, MAX_EXPERTS))
+    for name, multiple, most in sizes:
         value = getattr(hf_config, name, None)
-        if not isinstance(value, int) or value <= 0 or value % least_multiple:
-            reasons.append(f"config.{name} {value} is not a positive multiple of {least_multiple}")
-    if isinstance(experts := getattr(hf_config, "n_routed_experts", None), int) and experts > MAX_EXPERTS:
-        reasons.append(f"config.n_routed_experts {experts} is above {MAX_EXPERTS}")
+        if not isinstance(value, int) or not 0 < value <= most or value % multiple:
+            reasons.append(f"config.{name} {value} is not a multiple of {multiple} up to {most}")
     if not isinstance(top_k := getattr(hf_config, "num_experts_per_tok", None), int) or not 1 <= top_k <= MAX_TOP_K:
         reasons.append(f"config.num_experts_per_tok {top_k} is outside 1..{MAX_TOP_K}")
     for name, served in (("n_shared_experts", 1), ("scoring_func", "sqrtsoftplus"), ("norm_topk_prob", True), ("hidden_act", "silu"),
@@ -104,7 +103,8 @@ def _experts_reasons(experts: Any, num_experts: int, hidden: int) -> Iterator[st
     yield from tensor_reasons("experts.w13_weight", experts.w13_weight, (num_experts, rows, hidden // 2), "uint8")
     yield from tensor_reasons("experts.w13_weight_scale_inv", experts.w13_weight_scale_inv, (num_experts, rows // 64, hidden // 128, 16, 16), "uint8")
     yield from tensor_reasons("experts.w2_weight", experts.w2_weight, (num_experts, hidden, channels // 2), "uint8")
-    yield from tensor_reasons("experts.w2_weight_scale_inv", experts.w2_weight_scale_inv, (num_experts, hidden // 64, channels // 128, 16, 16), "uint8")
+    down_scale = (num_experts, hidden // 64, channels // 128, 16, 16)
+    yield from tensor_reasons("experts.w2_weight_scale_inv", experts.w2_weight_scale_inv, down_scale, "uint8")
 
 
 def _shared_reasons(shared: Any, experts: Any, hidden: int) -> Iterator[str]:

@@ -22,6 +22,8 @@ __all__ = ["MAX_ROWS", "MAX_TOP_K", "POINTS", "FusedMoe", "FusedMoeWeights", "Ro
 MAX_ROWS: int = _C.abi.kMoeMaxRows
 MAX_TOP_K: int = _C.abi.kMoeMaxTopK
 POINTS: tuple[str, ...] = tuple(_C.abi.kMoePointNames)  # of a block's way through a launch: what it has begun or done
+MAX_HIDDEN: int = _C.abi.kMoeMaxHidden
+MAX_INTERMEDIATE: int = _C.abi.kMoeMaxIntermediate
 MAX_SCALE_BYTE: int = _C.abi.kMoeMaxScaleByte  # e8m0, of FP4: 2^1
 MAX_SHARED_SCALE = 2.0**7  # of FP8
 MIN_SHARED_SCALE = 2.0**-100
@@ -32,8 +34,8 @@ _SMEM_BYTES = 232448  # of one block on sm_90a, sm_100a and sm_103a
 class FusedMoeWeights:
     """A layer's MoE as SGLang holds it after load on sm_90, read in place. E experts, H hidden, I intermediate, multiples of 128; E of 16.
 
-    router: bf16 [E, H]. bias: float32 [E]. gate_up: uint8 [E, 2I, H / 2], FP4 e2m1, rows up | gate; gate_up_scale: uint8 [E, 2I / 64, H / 128, 16, 16],
-    e8m0 of 32 columns. down: uint8 [E, H, I / 2]; down_scale: uint8 [E, H / 64, I / 128, 16, 16]. FP4 and its scales are interleaved for sm_90.
+    router: bf16 [E, H]. bias: float32 [E]. gate_up: uint8 [E, 2I, H / 2], FP4 e2m1, rows up | gate; gate_up_scale: uint8 [E, 2I / 64, H / 128, 16,
+    16], e8m0 of 32 columns. down: uint8 [E, H, I / 2]; down_scale: uint8 [E, H / 64, I / 128, 16, 16]. FP4 and its scales are interleaved for sm_90.
     shared_gate_up: float8_e4m3fn [2I, H], rows gate | up; shared_gate_up_scale: float32 [2I / 32, H / 32]. shared_down: [H, I]; shared_down_scale:
     float32 [H / 32, I / 32]; powers of two. bias_alt: float32 [E], of tokens with id alt_token_id, or None. swiglu_limit: inf for none.
     """
@@ -67,8 +69,8 @@ class RoutingRecord:
 class FusedMoe:
     """Owns the workspace of the kernel and what outlives its launches, and launches it; the layers of a model share one.
 
-    geometry: of `weights`' shapes; every layer has them. max_rows: of a launch, up to MAX_ROWS. grid: blocks, at most one an SM. deadline_s: of every wait
-    in the kernel. Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
+    geometry: of `weights`' shapes; every layer has them. max_rows: of a launch, up to MAX_ROWS. grid: blocks, at most one an SM. deadline_s: of every
+    wait in the kernel. Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(
@@ -85,9 +87,13 @@ class FusedMoe:
         emulation: EmulationOptions | None = None,
     ):
         self.device = kernel_device(device)
-        self.hidden, self.intermediate, self.num_experts, self.top_k, self.max_rows, self.grid = hidden, intermediate, num_experts, top_k, max_rows, grid
+        self.hidden, self.intermediate, self.num_experts, self.top_k = hidden, intermediate, num_experts, top_k
+        self.max_rows, self.grid = max_rows, grid
         if not 1 <= max_rows <= MAX_ROWS:
             raise ValueError(f"max_rows {max_rows} is outside 1..{MAX_ROWS}")
+        for name, value, most in (("hidden", hidden, MAX_HIDDEN), ("intermediate", intermediate, MAX_INTERMEDIATE)):
+            if not 0 < value <= most or value % _C.abi.kMoeStepK:
+                raise ValueError(f"{name} {value} is not a multiple of {_C.abi.kMoeStepK} up to {most}")
         self.emulation = emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated launch
         self._failure: str | None = None
@@ -136,9 +142,9 @@ class FusedMoe:
         stream: int = 0,
         trace: torch.Tensor | None = None,
     ) -> None:
-        """out[r] = MoE of x[r], bf16 [rows, hidden] both. token_ids: int64 [rows], with a layer that has bias_alt. num_live_rows: int32 [1]; rows from there
-        on have no experts, only the shared one. record: receives the choices. stream: a cudaStream_t; capturable. trace: int64 [grid, len(POINTS)],
-        receives each block's times at POINTS, in ns.
+        """out[r] = MoE of x[r], bf16 [rows, hidden] both. token_ids: int64 [rows], with a layer that has bias_alt. num_live_rows: int32 [1]; rows
+        from there on have no experts, only the shared one. record: receives the choices. stream: a cudaStream_t; capturable. trace: int64 [grid,
+        len(POINTS)], receives each block's times at POINTS, in ns.
 
         Raises ValueError for a tensor that does not fit; on the CPU FusedMoeFault with the kernel's own record, or RuntimeError with the emulation's
         diagnosis. On CUDA see fault().
@@ -204,7 +210,7 @@ class FusedMoe:
         for name in ("gate_up_scale", "down_scale"):
             largest = int(getattr(w, name).max())
             if largest > MAX_SCALE_BYTE:
-                raise ValueError(f"{name}: e8m0 byte {largest} is above {MAX_SCALE_BYTE} (2^{MAX_SCALE_BYTE - 127}), the largest that the kernel expresses")
+                raise ValueError(f"{name}: e8m0 byte {largest} is above {MAX_SCALE_BYTE} (2^{MAX_SCALE_BYTE - 127})")
         for name in ("shared_gate_up_scale", "shared_down_scale"):
             scale = getattr(w, name)
             is_fit = (torch.frexp(scale)[0] == 0.5) & (scale >= MIN_SHARED_SCALE) & (scale <= MAX_SHARED_SCALE)

@@ -3,7 +3,8 @@
     logits = x @ router.T;  score = sqrt(softplus(logits));  ids = top_k of score + bias;  weight = score / (sum + 1e-20) * routed_scaling
     out = expert(shared) + sum over ids of weight * expert(id);  expert: down @ (silu(min(gate @ x, limit)) * clamp(up @ x, -limit, limit))
 
-Tensors are those of kernels/fused_moe.py. The standard path beside it rounds where SGLang 0.5.23 does; what it adds beyond bf16, FP8 activations of the shared expert, is left out.
+Tensors are those of kernels/fused_moe.py. The standard path beside it rounds where SGLang 0.5.23 does; what it adds beyond bf16, FP8 activations of
+the shared expert, is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from sgl_lowlatency.kernels.fused_moe import FusedMoeWeights
 
 SUM_EPSILON = 1e-20
-UNDECIDED = 1e-6  # biased scores that are nearer may be ordered either way in fp32, unless they are equal
+UNDECIDED = 4e-6  # biased scores that are nearer may be ordered either way in fp32, unless they are equal
 
 
 def expert_matrix(stored: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

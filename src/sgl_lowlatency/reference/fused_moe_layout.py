@@ -14,9 +14,11 @@ _BITS = ((15, (8, 7, 6)), (12, (5, 4, 3)), (9, (2, 1, 0)), (14, (11, 10, 13)))
 
 
 def interleave_weights(codes: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., rows, columns / 2] as SGLang holds it, from e2m1 codes uint8 [..., rows, columns] (bit 3: the sign). rows % 16 = columns % 64 = 0."""
+    """uint8 [..., rows, columns / 2] as SGLang holds it, from e2m1 codes uint8 [..., rows, columns] (bit 3: the sign). rows % 16 = columns % 64 =
+    0."""
     *lead, rows, columns = codes.shape
-    # row 16 a + 8 r + g, column 64 p + 32 h + 16 o + 8 q + 2 t + i: register 2 q + r, half i, of the word of row 16 a + 8 o + g, lane t, chunk h of block p
+    # row 16 a + 8 r + g, column 64 p + 32 h + 16 o + 8 q + 2 t + i: register 2 q + r, half i, of the word of row 16 a + 8 o + g, lane t, chunk h of
+    # block p
     parts = codes.reshape(-1, rows // 16, 2, 8, columns // 64, 2, 2, 2, 4, 2).int()
     parts = torch.einsum("narcpdoqte->naocpdtqre", parts)
     word = torch.zeros(parts.shape[:-3], dtype=torch.int64, device=codes.device)

@@ -1,7 +1,7 @@
 """What the spec of DeepSeek-V4.1 builds: SGLang's own forward with the MoE of every layer taken by fused_moe in the steps that it covers.
 
-Attention, Engram, mHC, KV and hidden states that drafts read stay SGLang's: a covered step is its forward, in which the layers' `mlp.forward` launches
-the kernel. Everything else, prefill and rows beyond the widths included, is SGLang's forward as it is.
+Attention, Engram, mHC, KV and hidden states that drafts read stay SGLang's: a covered step is its forward, in which the layers' `mlp.forward`
+launches the kernel. Everything else, prefill and rows beyond the widths included, is SGLang's forward as it is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Of one layer, by the spec's bounds. out: the largest relative L2 of a row whose experts are SGLang's. gap: how far below SGLang's last choice, by
-    biased score, one of ours is that SGLang has not made."""
+    """Of one layer, by the spec's bounds. out: the largest relative L2 of a row whose experts are SGLang's. gap: how far below SGLang's last choice,
+    by biased score, one of ours is that SGLang has not made."""
 
     layer: int
     out: float
@@ -81,8 +81,8 @@ class MoeSlice:
 
 
 class DeepseekV4Step:
-    """layers: the MoE modules of the model's layers, in order, with their weights. widths: rows of the steps that are served. bounds: "moe.relative_l2"
-    and "routing.gap", of the check that the first step of each width which is not captured makes. check: whether it is made."""
+    """layers: the MoE modules of the model's layers, in order, with their weights. widths: rows of the steps that are served. bounds:
+    "moe.relative_l2" and "routing.gap", of the check that the first step of each width which is not captured makes. check: whether it is made."""
 
     draft_sampler = None
 
@@ -95,7 +95,8 @@ class DeepseekV4Step:
         bounds: Mapping[str, float],
         check: bool,
     ):
-        self.kernel, self.widths, self._tokens_per_request, self._bounds, self._check = kernel, tuple(sorted(widths)), tokens_per_request, bounds, check
+        self.kernel, self.widths = kernel, tuple(sorted(widths))
+        self._tokens_per_request, self._bounds, self._check = tokens_per_request, bounds, check
         self.is_running = self.is_checking = False
         self.differences: list[Difference] = []
         self._checked: set[int] = set()

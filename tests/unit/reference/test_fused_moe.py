@@ -63,7 +63,9 @@ def test_the_router_against_sglangs_torch_code(monkeypatch):
     values = torch.randn(20, 64, generator=torch.Generator().manual_seed(3)) * 4
     token_ids = torch.where(torch.arange(20) % 2 == 0, weights.alt_token_id, 5)
     ids, factors, is_decided = oracle.route(weights, values, token_ids)
-    config = types.SimpleNamespace(top_k=6, num_shared_topk_slots=0, renormalize=True, routed_scaling_factor=1.5, apply_routed_scaling_factor_on_output=True)
+    config = types.SimpleNamespace(
+        top_k=6, num_shared_topk_slots=0, renormalize=True, routed_scaling_factor=1.5, apply_routed_scaling_factor_on_output=True
+    )
     moe = types.SimpleNamespace(
         topk=types.SimpleNamespace(routing_inputs=lambda: (None, None), topk_config=config),
         gate=types.SimpleNamespace(e_score_correction_bias=weights.bias, e_score_correction_bias_vl=weights.bias_alt),

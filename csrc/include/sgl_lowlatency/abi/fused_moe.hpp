@@ -58,8 +58,9 @@ struct MoeGeometry {
   int32_t top_k;         // at most kMoeMaxTopK and num_experts
 };
 
-// Stages of FP8 and bf16 are 16 rows of at most so many steps, each row a copy of its own, `pitch` bytes apart: what eight lanes read at a time lies in
-// different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are one copy: 8 stored rows of gate_up, 16 of down, all of K.
+// Stages of FP8 and bf16 are 16 rows of at most so many steps, each row a copy of its own, `pitch` bytes apart: what eight lanes read at a time lies
+// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are one copy: 8 stored rows of gate_up, 16 of down,
+// all of K.
 struct MoeStage {
   int32_t steps;
   int32_t step_bytes;  // of one row
@@ -151,7 +152,9 @@ struct MoeSmem {
 // side by side: the first at byte u / 8 * 256 + u % 2 * 128 + u % 8 / 2 * 16, columns 0 1, 8 9, 2 3, 10 11, the second 4 5, 12 13, 6 7, 14 15.
 SGL_ABI_FUNCTION int32_t moe_panel_pitch(int32_t columns) { return columns * 2 + 64; }
 
-SGL_ABI_FUNCTION int32_t moe_scale_slot_bytes(const MoeGeometry& g) { return (g.hidden > g.intermediate ? g.hidden : g.intermediate) / kMoeStepK * 256; }
+SGL_ABI_FUNCTION int32_t moe_scale_slot_bytes(const MoeGeometry& g) {
+  return (g.hidden > g.intermediate ? g.hidden : g.intermediate) / kMoeStepK * 256;
+}
 
 SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
   MoeSmem at{};

@@ -27,10 +27,12 @@ SGL_DEVICE void load_fp4_stage(const FusedMoeParams& p, const MoeShared& s, MoeO
 }
 
 // A stage of FP8 or bf16: 16 rows, a lane each, and of FP8 the scales by the lane behind. Entry: all lanes; the stage is free.
-SGL_DEVICE void load_row_stage(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeUnit& unit, const MoePiece& piece, const MoeCursor& at) {
+SGL_DEVICE void load_row_stage(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeUnit& unit, const MoePiece& piece,
+                               const MoeCursor& at) {
   const abi::MoeGeometry& g = p.geometry;
   const abi::MoeStage layout = abi::moe_stage(op);
-  const int32_t lane = dialect::thread_idx() % 32, bytes = piece.steps * layout.step_bytes, scale_bytes = op == abi::kMoeRouter ? 0 : piece.steps * 16;
+  const int32_t lane = dialect::thread_idx() % 32, bytes = piece.steps * layout.step_bytes;
+  const int32_t scale_bytes = op == abi::kMoeRouter ? 0 : piece.steps * 16;
   if (lane == 0) dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), 16 * bytes + scale_bytes);
   dialect::sync_warp();
   const int64_t row_bytes = op == abi::kMoeRouter ? g.hidden * 2 : op == abi::kMoeSharedGateUp ? g.hidden : g.intermediate;

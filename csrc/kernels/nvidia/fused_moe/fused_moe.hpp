@@ -70,8 +70,8 @@ SGL_DEVICE void begin_moe(const FusedMoeParams& p, const MoeShared& s) {
   dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
 }
 
-// Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and then the roles part
-// for good. The producer streams weights, which nobody writes, while the launch in front is still running.
+// Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and then the roles
+// part for good. The producer streams weights, which nobody writes, while the launch in front is still running.
 SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
   const MoeShared s{p.shared};
   const int32_t thread = dialect::thread_idx(), warp = thread / 32;
