@@ -1,7 +1,7 @@
 """k1 and k2 as the compiler made them, executed: whole layers, on memory that reorders nothing and on weak memory, one rank and two.
 
-Oracle: the float64 decoder (reference/), with SGLang's bf16 rounding as the measure, as in tests/emulation/test_monokernel_*.py, whose bugs are planted
-here at compile time. Needs clang with the AMDGPU target; emulation runs the same sources everywhere.
+Oracle: the float64 decoder (reference/), with SGLang's bf16 rounding as the measure, as in tests/emulation/test_monokernel_*.py, whose bugs are
+compiled in here. Needs clang with the AMDGPU target; emulation runs the same sources everywhere.
 """
 
 import pytest
@@ -20,7 +20,12 @@ from sgl_lowlatency.reference.inputs import random_step, random_weights  # noqa:
 DENSE = tiny(1, 128, 4, 2, 64, 128)
 DEEP = tiny(4, 96, 4, 2, 64, 64)
 MOE = tiny_moe(1, 128, 4, 2, 64, 16, 4, 64)
-LENGTHS = {1: [333], 6: [1, 31, 32, 33, 64, 200], 8: [65, 1, 128, 129, 2, 63, 96, 200], 16: [65, 1, 130, 64, 2, 63, 3, 31, 32, 33, 15, 16, 17, 1, 7, 128]}
+LENGTHS = {  # by rows
+    1: [333],
+    6: [1, 31, 32, 33, 64, 200],
+    8: [65, 1, 128, 129, 2, 63, 96, 200],
+    16: [65, 1, 130, 64, 2, 63, 3, 31, 32, 33, 15, 16, 17, 1, 7, 128],
+}
 MISSING_AWAIT, WITHHELD, FIRST_WORD_IS_FLAG, LOST_TILE = 2, 3, 37, 39  # dialect::Planted
 
 
