@@ -82,10 +82,14 @@ def _judge_arguments(verdict: Verdict, binding: Any, arguments: list[str]) -> No
         lines = usage.getvalue().strip().splitlines()
         verdict.reasons.append(f"SGLang does not accept the arguments: {lines[-1] if lines else 'no message'}")
         return
+    if not server_args.enable_amd_monokernel:
+        verdict.notes.append(f"{FLAGS[0]} is not in the command; judged as if it were")
+    if server_args.enable_nvidia_megakernel:
+        verdict.reasons.append("--enable-nvidia-megakernel is also set; use one of the two")
     if reason := model_path_reason(server_args.model_path):
         verdict.reasons.append(reason)
         return
-    server_args.enable_amd_monokernel = False
+    server_args.enable_nvidia_megakernel = server_args.enable_amd_monokernel = False
     try:
         server_args.resolve_once()
         model_config = model_config_of(server_args)

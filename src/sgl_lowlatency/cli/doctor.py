@@ -41,10 +41,7 @@ def run(args: argparse.Namespace) -> int:
         command = launch_command.parse(args.words)
     except ValueError as error:
         return _report(args, Verdict(reasons=[str(error)]))
-    is_amd = amd_verdict.asked_for(command.arguments)
-    if args.assume_gpu and args.assume_gpu.startswith("gfx") != is_amd:
-        flag = "--enable-nvidia-megakernel alone" if is_amd else "--enable-amd-monokernel"
-        return _report(args, Verdict(reasons=[f"--assume-gpu {args.assume_gpu} goes with {flag} in the command"]))
+    is_amd = args.assume_gpu.startswith("gfx") if args.assume_gpu else amd_verdict.asked_for(command.arguments)
     os.environ.update(command.environment)  # before anything reads it: judge is the first
     # SGLang's start-up lines and warnings would bury the verdict; what it raises is reported.
     logging.disable(logging.ERROR)
