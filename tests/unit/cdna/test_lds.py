@@ -113,5 +113,11 @@ def test_an_access_outside_is_a_fault(text):
     run(text, v={0: address}, exec_mask=1)  # the lane that is outside is not active
 
 
+def test_an_offset_wraps_the_address(content):
+    """clang folds a constant into the offset of a base below zero."""
+    w = run("ds_read_b32 v4, v0 offset:16", wave(lds=content.copy()), v={0: LANE * U(4) - U(8)})
+    assert (w.v[4] == content[8 : 8 + 256].view(U)).all()
+
+
 def test_what_nobody_wrote_is_nan():
     assert np.isnan(run("ds_read_b32 v4, v0", v={0: LANE * U(4)}).vf[4]).all()
