@@ -26,7 +26,7 @@ LENGTHS = {  # by rows
     8: [65, 1, 128, 129, 2, 63, 96, 200],
     16: [65, 1, 130, 64, 2, 63, 3, 31, 32, 33, 15, 16, 17, 1, 7, 128],
 }
-MISSING_AWAIT, WITHHELD, FIRST_WORD_IS_FLAG, LOST_TILE = 2, 3, 37, 39  # dialect::Planted
+MISSING_AWAIT, WITHHELD, RING_NO_WAIT, FIRST_WORD_IS_FLAG, LOST_TILE = 2, 3, 9, 37, 39  # dialect::Planted
 
 
 def run(group, step, **interpreted):
@@ -70,6 +70,15 @@ def test_words_that_are_taken_as_they_are_found():
     step = random_step(DENSE, [5, 70], seed=2)
     group = Group(DENSE, random_weights(DENSE, seed=2), [step])
     assert not gate(DENSE, group.weights, step, run(group, step, weak={"seed": 1}, seed=1, planted=MISSING_AWAIT)).passed
+
+
+@pytest.mark.parametrize(("planted", "is_right"), [(0, True), (RING_NO_WAIT, False)])
+def test_weights_that_are_taken_before_they_land(planted, is_right):
+    """A wave's share of K has to be more tiles than its ring has slots: loads of the activations wait for every copy in front of them."""
+    g = tiny(1, 2304, 1, 1, 64, 64)
+    step = random_step(g, [5], seed=4)
+    group = Group(g, random_weights(g, seed=4), [step])
+    assert gate(g, group.weights, step, run(group, step, weak={"seed": 1, "landing": "late"}, seed=1, planted=planted)).passed == is_right
 
 
 def test_a_flag_before_its_data_gives_wrong_streams():
