@@ -8,8 +8,9 @@
     memory.get(y, np.float32, (1024,))
 
 A register is one numpy vector of 64 lanes. An instruction that is not in the tables raises UnknownInstruction with its text; a modifier that
-its entry does not read does too. Modules: elf, disassembly (what is run); operands, scalar, vector, packed, lanes, mfma, lds, vmem, control
-(what an instruction does); memory, weak_memory (where its data goes); machine (who runs when); resources (what a kernel may use); toolchain.
+its entry does not read does too. Modules: elf, disassembly, program (what is run); tables, operands, dpp, sdwa, scalar, vector, compare, packed,
+lanes, mfma, lds, vmem, atomics, private, control (what an instruction does); memory, weak_memory (where its data goes); machine (who runs when);
+resources, limits (what a kernel takes, and what it may); toolchain, fixtures.
 
 Not modelled: time, bank conflicts, faults of alignment, exceptions, denormal flushing of v_exp, v_log and v_rcp, f64, fp6, scaled 32x32 MFMA. Fused
 f32 operations round twice, through f64. The transcendental instructions are rounded to nearest, where the GPU's may be one unit off. MFMA sums

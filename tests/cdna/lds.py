@@ -8,16 +8,16 @@ from collections.abc import Callable
 import numpy as np
 
 from cdna.errors import MemoryFault
-from cdna.operands import Q, U, Operands
+from cdna.operands import M32, Q, U, Operands
 from cdna.tables import entry
 
 _SIZES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16}
 
 
 def places(w, addresses: np.ndarray, size: int, what: str) -> np.ndarray:
-    """Byte indices [n, size]. Raises MemoryFault outside the LDS of the workgroup."""
-    limit = len(w.workgroup.lds)
-    if addresses.size and (addresses.min() < 0 or addresses.max() + size > limit):
+    """Byte indices [n, size] of sums of a 32-bit address and an offset, which wrap. Raises MemoryFault outside the LDS of the workgroup."""
+    limit, addresses = len(w.workgroup.lds), addresses & M32
+    if addresses.size and addresses.max() + size > limit:
         raise MemoryFault(f"{what}: LDS address {int(addresses.max())} + {size} of {limit} bytes")
     return addresses[:, None] + np.arange(size)
 

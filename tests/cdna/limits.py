@@ -18,8 +18,8 @@ def _kernel(isa: str, most: dict[str, int], least: dict[str, int]) -> Limits:
 
 # k1 hands over by words that are their own flags: no fence but the one of a fault's record, which is of system scope.
 # k2 releases and acquires once among the GPU's workgroups, when the last one closes the launch, and acquires what other ranks pushed.
-_K1 = {"sgprs": 104, "vgprs": 128, "agent_releases": 0, "agent_acquires": 0, "system_acquires": 0, "barriers": 6}
-_K2 = {"sgprs": 104, "vgprs": 192, "agent_releases": 1, "agent_acquires": 1, "system_acquires": 3, "barriers": 24}
+_K1 = {"vgprs": 128, "agent_releases": 0, "agent_acquires": 0, "system_acquires": 0, "barriers": 6}
+_K2 = {"vgprs": 192, "agent_releases": 1, "agent_acquires": 1, "system_acquires": 3, "barriers": 32}
 # (kernel, instruction set) -> limits
 LIMITS: dict[tuple[str, str], Limits] = {
     ("k1", "gfx942"): _kernel("gfx942", _K1, {"mfma": 2, "lds_dma": 8, "traps": 1}),

@@ -185,7 +185,9 @@ class Machine:
         """As LLVM's guide orders them: what the descriptor asks for, preloaded arguments, the workgroup's place."""
         descriptor, program = kernel.descriptor, wave.workgroup.launch.program
         values: list[int] = []
-        for bit, dwords, value in ((0, 4, None), (1, 2, packet), (2, 2, None), (3, 2, kernarg), (4, 2, 0), (5, 2, None), (6, 1, kernel.scratch_bytes)):
+        # (bit of the descriptor's properties, scalar registers, what they hold, or None where it is not modelled)
+        asked = (0, 4, None), (1, 2, packet), (2, 2, None), (3, 2, kernarg), (4, 2, 0), (5, 2, None), (6, 1, kernel.scratch_bytes)
+        for bit, dwords, value in asked:
             if descriptor.enabled(bit):
                 if value is None:
                     raise NotImplementedError(f"{kernel.name}: enable_sgpr bit {bit} of the kernel descriptor is not modelled")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdna import control, disassembly, lanes, lds, mfma, packed, scalar, toolchain, vector, vmem  # noqa: F401  (they fill the tables)
+from cdna import atomics, compare, control, disassembly, lanes, lds, mfma, packed, private, scalar, toolchain, vector, vmem  # noqa: F401
 from cdna.elf import CodeObject
 from cdna.errors import MemoryFault, UnknownInstruction
 from cdna.tables import Step, decode

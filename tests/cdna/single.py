@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from cdna import program  # noqa: F401  (it fills the tables)
 from cdna.disassembly import parse
 from cdna.memory import Memory
 from cdna.tables import decode

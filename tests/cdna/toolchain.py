@@ -10,7 +10,9 @@ from pathlib import Path
 
 MIN_LLVM = 20
 # As setup.py compiles csrc/launch/*.hip: no ROCm headers, no device libraries, one linked ELF.
-CLANG_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output", "-O3", "-std=c++20", "-fno-exceptions", "-fuse-cuid=none")
+CLANG_FLAGS = tuple(
+    "-x hip --cuda-device-only -nogpuinc -nogpulib --no-gpu-bundle-output -O3 -std=c++20 -fno-exceptions -fuse-cuid=none".split()
+)
 
 
 @functools.cache

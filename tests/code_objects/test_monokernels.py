@@ -1,7 +1,7 @@
 """k1 and k2 as the compiler made them, executed: whole layers, on memory that reorders nothing and on weak memory, one rank and two.
 
-Oracle: the float64 decoder (reference/), with SGLang's bf16 rounding as the measure, as in tests/emulation/test_monokernel_*.py, whose bugs are planted
-here at compile time. Needs clang with the AMDGPU target; emulation runs the same sources everywhere.
+Oracle: the float64 decoder (reference/), with SGLang's bf16 rounding as the measure, as in tests/emulation/test_monokernel_*.py, whose bugs are
+compiled in here. Needs clang with the AMDGPU target; emulation runs the same sources everywhere.
 """
 
 import pytest
@@ -20,8 +20,13 @@ from sgl_lowlatency.reference.inputs import random_step, random_weights  # noqa:
 DENSE = tiny(1, 128, 4, 2, 64, 128)
 DEEP = tiny(4, 96, 4, 2, 64, 64)
 MOE = tiny_moe(1, 128, 4, 2, 64, 16, 4, 64)
-LENGTHS = {1: [333], 6: [1, 31, 32, 33, 64, 200], 8: [65, 1, 128, 129, 2, 63, 96, 200], 16: [65, 1, 130, 64, 2, 63, 3, 31, 32, 33, 15, 16, 17, 1, 7, 128]}
-MISSING_AWAIT, WITHHELD, FIRST_WORD_IS_FLAG, LOST_TILE = 2, 3, 37, 39  # dialect::Planted
+LENGTHS = {  # by rows
+    1: [333],
+    6: [1, 31, 32, 33, 64, 200],
+    8: [65, 1, 128, 129, 2, 63, 96, 200],
+    16: [65, 1, 130, 64, 2, 63, 3, 31, 32, 33, 15, 16, 17, 1, 7, 128],
+}
+MISSING_AWAIT, WITHHELD, RING_NO_WAIT, FIRST_WORD_IS_FLAG, LOST_TILE = 2, 3, 9, 37, 39  # dialect::Planted
 
 
 def run(group, step, **interpreted):
@@ -65,6 +70,15 @@ def test_words_that_are_taken_as_they_are_found():
     step = random_step(DENSE, [5, 70], seed=2)
     group = Group(DENSE, random_weights(DENSE, seed=2), [step])
     assert not gate(DENSE, group.weights, step, run(group, step, weak={"seed": 1}, seed=1, planted=MISSING_AWAIT)).passed
+
+
+@pytest.mark.parametrize(("planted", "is_right"), [(0, True), (RING_NO_WAIT, False)])
+def test_weights_that_are_taken_before_they_land(planted, is_right):
+    """A wave's share of K has to be more tiles than its ring has slots: loads of the activations wait for every copy in front of them."""
+    g = tiny(1, 2304, 1, 1, 64, 64)
+    step = random_step(g, [5], seed=4)
+    group = Group(g, random_weights(g, seed=4), [step])
+    assert gate(g, group.weights, step, run(group, step, weak={"seed": 1, "landing": "late"}, seed=1, planted=planted)).passed == is_right
 
 
 def test_a_flag_before_its_data_gives_wrong_streams():

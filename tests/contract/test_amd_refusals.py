@@ -24,12 +24,13 @@ ALL_BUILT = {"k1": ["gfx942", "gfx950"], "k2": ["gfx942", "gfx950"]}
 NONE_BUILT = {"k1": [], "k2": []}
 QWEN3_30B_A3B = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
-    "num_hidden_layers": 48, "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
-    "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "num_hidden_layers": 48, "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
 ROCM = {
-    "is_cuda": False, "is_hip": True, "has_amx": False, "has_flashinfer": False, "is_sm90": False, "is_hopper_with_cuda_12_3": False, "is_sm100": False,
-    "is_sm100_or_sm110": False, "is_sm110": False, "is_sm120": False, "is_blackwell": False, "device_capability": (9, 5), "device_sm": 95,
+    "is_cuda": False, "is_hip": True, "has_amx": False, "has_flashinfer": False, "is_sm90": False, "is_hopper_with_cuda_12_3": False,
+    "is_sm100": False, "is_sm100_or_sm110": False, "is_sm110": False, "is_sm120": False, "is_blackwell": False,
+    "device_capability": (9, 5), "device_sm": 95,
 }  # fmt: skip
 
 
@@ -124,7 +125,10 @@ SINGLE = {
         "--startup-weight-load-mode 'overlap' is not served: weights would still be loading when the kernel is checked",
     ),
     "watchdog": (["--watchdog-timeout", "8"], "--watchdog-timeout 8 s leaves the waits a deadline under 5 s"),
-    "deterministic": (["--enable-deterministic-inference", "--attention-backend", "triton"], "--enable-deterministic-inference needs a BITWISE spec, and this one is not"),
+    "deterministic": (
+        ["--enable-deterministic-inference", "--attention-backend", "triton"],
+        "--enable-deterministic-inference needs a BITWISE spec, and this one is not",
+    ),
     "lora": (["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"], "LoRA is in use and the spec does not accept it"),
     "torch compile": (["--enable-torch-compile"], "torch-compiled decode is in use and the spec does not accept it"),
 }
@@ -140,8 +144,12 @@ def test_one_unserved_setting_is_one_line(refusals_amd, model_dir, case):
 MODELS = {
     "head_dim": ({"head_dim": 96}, [], "config.head_dim 96 is not one of 64, 128"),
     "intermediate": ({"intermediate_size": 12300}, [], "config.intermediate_size is 12300 a rank, no multiple of 32"),
-    "intermediate of a rank": ({"intermediate_size": 12352}, ["--tp", "4"], "config.intermediate_size over --tp-size 4 is 3088 a rank, no multiple of 32"),
-    "heads": ({"num_attention_heads": 36, "num_key_value_heads": 4}, ["--tp", "8"], "config.num_attention_heads 36 cannot be shared evenly by --tp-size 8"),
+    "intermediate of a rank": (
+        {"intermediate_size": 12352}, ["--tp", "4"], "config.intermediate_size over --tp-size 4 is 3088 a rank, no multiple of 32",
+    ),
+    "heads": (
+        {"num_attention_heads": 36, "num_key_value_heads": 4}, ["--tp", "8"], "config.num_attention_heads 36 cannot be shared evenly by --tp-size 8",
+    ),
     "group": ({"num_attention_heads": 34, "num_key_value_heads": 1}, [], "a KV head has 34 query heads, more than 16"),
     "bias": ({"attention_bias": True}, [], "config.attention_bias is true: the kernel adds no bias but that of Qwen2's q, k and v"),
     "window": (

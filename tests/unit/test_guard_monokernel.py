@@ -121,7 +121,9 @@ def test_shares_of_experts():
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
-@pytest.mark.parametrize(("tokens", "is_served"), [(2, True), (3, True), (4, True), (5, False), (6, True), (7, False), (16, True), (17, False), (1, False)])
+@pytest.mark.parametrize(
+    ("tokens", "is_served"), [(2, True), (3, True), (4, True), (5, False), (6, True), (7, False), (16, True), (17, False), (1, False)]
+)
 def test_tokens_of_a_verify_step(algorithm, tokens, is_served):
     found = reasons(cfg=amd_server(speculative_algorithm=algorithm, speculative_num_draft_tokens=tokens))
     rows = "1, 2, 4, 6, 8, 12, 16"
@@ -132,7 +134,10 @@ def test_tokens_of_a_verify_step(algorithm, tokens, is_served):
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"speculative_algorithm": "NGRAM"}, "--speculative-algorithm NGRAM is not served: its drafts are verified as a tree; served are STANDALONE, EAGLE"),
+        (
+            {"speculative_algorithm": "NGRAM"},
+            "--speculative-algorithm NGRAM is not served: its drafts are verified as a tree; served are STANDALONE, EAGLE",
+        ),
         *(
             (
                 {"speculative_algorithm": name},

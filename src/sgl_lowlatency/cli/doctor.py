@@ -14,7 +14,7 @@ import os
 import re
 import warnings
 
-from sgl_lowlatency.cli import launch_command, version
+from sgl_lowlatency.cli import amd_verdict, launch_command, version
 from sgl_lowlatency.cli.verdict import Verdict, judge
 from sgl_lowlatency.kernels import code_objects
 
@@ -23,8 +23,8 @@ TAKES_COMMAND = True
 
 
 def _isa(text: str) -> str:
-    if not re.fullmatch(r"sm_[0-9]{2,3}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form sm_90")
+    if not re.fullmatch(r"sm_[0-9]{2,3}|gfx[0-9a-f]{3,4}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form sm_90 or gfx950")
     return text
 
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--json and --assume-gpu; the launch command is what follows `--`."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(
-        "--assume-gpu", type=_isa, metavar="ISA", help="judge as if this GPU were present, e.g. sm_90 for an H200"
+        "--assume-gpu", type=_isa, metavar="ISA", help="judge as if this GPU were present, e.g. sm_90 for an H200, gfx950 for an MI355X"
     )
 
 
@@ -41,13 +41,14 @@ def run(args: argparse.Namespace) -> int:
         command = launch_command.parse(args.words)
     except ValueError as error:
         return _report(args, Verdict(reasons=[str(error)]))
+    is_amd = args.assume_gpu.startswith("gfx") if args.assume_gpu else amd_verdict.asked_for(command.arguments)
     os.environ.update(command.environment)  # before anything reads it: judge is the first
     # SGLang's start-up lines and warnings would bury the verdict; what it raises is reported.
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _report(args, judge(command.arguments, args.assume_gpu))
+            return _report(args, (amd_verdict.judge if is_amd else judge)(command.arguments, args.assume_gpu))
     finally:
         logging.disable(logging.NOTSET)
 

@@ -57,8 +57,7 @@ def judge(arguments: list[str], assume_gpu: str | None) -> Verdict:
     try:
         binding = importlib.import_module("sglang.srt.kernel_plugins.nvidia.binding")
     except ModuleNotFoundError as error:
-        missing = "sglang is not installed" if error.name == "sglang" else f"this sglang is not usable here ({error})"
-        verdict.reasons.append(f"{missing}: pip install sglang=={sgl_lowlatency.TESTED_SGLANG}")
+        verdict.reasons.append(unusable_sglang(error))
         return verdict
     installed = importlib.metadata.version("sglang")
     if installed != sgl_lowlatency.TESTED_SGLANG:
@@ -77,6 +76,12 @@ def judge(arguments: list[str], assume_gpu: str | None) -> Verdict:
         verdict.notes += [f"on this machine {reason}" for reason in here]
         verdict.reasons = [reason for reason in verdict.reasons if reason not in here]
     return verdict
+
+
+def unusable_sglang(error: ModuleNotFoundError) -> str:
+    """The reason that SGLang's binding does not import."""
+    missing = "sglang is not installed" if error.name == "sglang" else f"this sglang is not usable here ({error})"
+    return f"{missing}: pip install sglang=={sgl_lowlatency.TESTED_SGLANG}"
 
 
 def _load_plugins() -> None:
@@ -135,7 +140,7 @@ def _judge_arguments(verdict: Verdict, binding: Any, arguments: list[str], *, em
         verdict.notes.append(f"{FLAG} is not in the command; judged as if it were")
     if server_args.enable_amd_monokernel:
         verdict.reasons.append("--enable-amd-monokernel is also set; use one of the two")
-    if reason := _model_path_reason(server_args.model_path):
+    if reason := model_path_reason(server_args.model_path):
         verdict.reasons.append(reason)
         return
     server_args.enable_nvidia_megakernel = server_args.enable_amd_monokernel = False
@@ -160,7 +165,8 @@ def _judge_arguments(verdict: Verdict, binding: Any, arguments: list[str], *, em
         )
 
 
-def _model_path_reason(path: str) -> str | None:
+def model_path_reason(path: str) -> str | None:
+    """Why a local model path cannot be one, or None."""
     local = os.path.expanduser(path)
     if os.path.isdir(local):
         return _config_reason(path, os.path.join(local, "config.json"))

@@ -80,7 +80,7 @@ def test_other_types_of_messagepack_are_refused():
         ("global_load_lds_dwordx4 v[0:1], off offset:-64 sc1", ("v[0:1]", "off"), {"offset": "-64", "sc1": ""}),
         ("buffer_load_dwordx4 v1, s[0:3], 0 offen lds", ("v1", "s[0:3]", "0"), {"offen": "", "lds": ""}),
         ("v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[0:1] op_sel_hi:[0,1,1]", ("v[0:1]", "v[2:3]", "v[4:5]", "v[0:1]"), {"op_sel_hi": "[0,1,1]"}),
-        ("v_mov_b32_dpp v1, v2 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf", ("v1", "v2"), {"quad_perm": "[1,0,3,2]", "row_mask": "0xf", "bank_mask": "0xf"}),
+        ("v_mov_b32_dpp v1, v2 quad_perm:[1,0,3,2] row_mask:0xf", ("v1", "v2"), {"quad_perm": "[1,0,3,2]", "row_mask": "0xf"}),
         ("v_add_f32_e64 v1, -|v2|, |s3| clamp mul:2", ("v1", "-|v2|", "|s3|"), {"clamp": "", "mul": "2"}),
         ("s_getreg_b32 s0, hwreg(HW_REG_XCC_ID, 0, 4)", ("s0", "hwreg(HW_REG_XCC_ID, 0, 4)"), {}),
         ("ds_swizzle_b32 v0, v1 offset:swizzle(SWAP,1)", ("v0", "v1"), {"offset": "swizzle(SWAP,1)"}),

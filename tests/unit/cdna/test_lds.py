@@ -67,12 +67,15 @@ def test_reads_of_less_than_a_dword(content, kind, view, merge):
         assert w.v[4][lane] == merge(int(old[lane]), value) & 0xFFFF_FFFF
 
 
-@pytest.mark.parametrize(("kind", "size", "shift"), [("b8", 1, 0), ("b16", 2, 0), ("b16_d16_hi", 2, 16), ("b32", 4, 0), ("b64", 8, 0), ("b128", 16, 0)])
+@pytest.mark.parametrize(
+    ("kind", "size", "shift"), [("b8", 1, 0), ("b16", 2, 0), ("b16_d16_hi", 2, 16), ("b32", 4, 0), ("b64", 8, 0), ("b128", 16, 0)]
+)
 def test_writes_of_active_lanes(content, kind, size, shift):
     data = np.random.default_rng(1).integers(0, 2**32, (4, 64), np.uint64).astype(U)
     registers = max(1, size // 4)
     source = f"v[4:{3 + registers}]" if registers > 1 else "v4"
-    w = run(f"ds_write_{kind} v0, {source} offset:16", wave(lds=content.copy()), v={0: LANE * U(16)} | {4 + n: row for n, row in enumerate(data)}, exec_mask=0b1011)
+    v = {0: LANE * U(16)} | {4 + n: row for n, row in enumerate(data)}
+    w = run(f"ds_write_{kind} v0, {source} offset:16", wave(lds=content.copy()), v=v, exec_mask=0b1011)
     expected = content.copy()
     for lane in (0, 1, 3):
         raw = np.ascontiguousarray(data[:registers, lane] >> U(shift)).view(np.uint8)[:size]
@@ -108,6 +111,12 @@ def test_an_access_outside_is_a_fault(text):
     with pytest.raises(MemoryFault, match=r"LDS address .* of 1024 bytes"):
         run(text, v={0: address})
     run(text, v={0: address}, exec_mask=1)  # the lane that is outside is not active
+
+
+def test_an_offset_wraps_the_address(content):
+    """clang folds a constant into the offset of a base below zero."""
+    w = run("ds_read_b32 v4, v0 offset:16", wave(lds=content.copy()), v={0: LANE * U(4) - U(8)})
+    assert (w.v[4] == content[8 : 8 + 256].view(U)).all()
 
 
 def test_what_nobody_wrote_is_nan():

@@ -34,15 +34,16 @@ def test_thread_indices_are_packed():
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(256)
     lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "v_mbcnt_lo_u32_b32 v1, -1, 0", "v_mbcnt_hi_u32_b32 v1, -1, v1", "v_lshlrev_b32_e32 v1, 2, v1"]
-    cdna.Machine(memory).run([cdna.Launch(handmade([*lines, "global_store_dword v1, v0, s[20:21]"]), "k", 1, (4, 8, 2), struct.pack("<QII", x, 0, 0))])
+    program = handmade([*lines, "global_store_dword v1, v0, s[20:21]"])
+    cdna.Machine(memory).run([cdna.Launch(program, "k", 1, (4, 8, 2), struct.pack("<QII", x, 0, 0))])
     assert list(memory.get(x, U, (64,))) == [t % 4 | t // 4 % 8 << 10 | t // 32 << 20 for t in range(64)]
 
 
 def test_workgroup_indices_in_three_dimensions():
     memory = cdna.Memory(1 << 16)
     x = memory.put(np.zeros(12, U))
-    lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "s_mul_i32 s10, s4, 6", "s_mul_i32 s11, s3, 3", "s_add_i32 s10, s10, s11", "s_add_i32 s10, s10, s2"]
-    lines += ["s_lshl_b32 s10, s10, 2", "v_mov_b32_e32 v1, s10", "v_mov_b32_e32 v2, 1", "global_atomic_add v1, v2, s[20:21]"]
+    lines = ["s_load_dwordx2 s[20:21], s[0:1], 0x0", "s_mul_i32 s10, s4, 6", "s_mul_i32 s11, s3, 3", "s_add_i32 s10, s10, s11"]
+    lines += ["s_add_i32 s10, s10, s2", "s_lshl_b32 s10, s10, 2", "v_mov_b32_e32 v1, s10", "v_mov_b32_e32 v2, 1", "global_atomic_add v1, v2, s[20:21]"]
     program = handmade(lines, rsrc2=0b111 << 7)
     cdna.Machine(memory).run([cdna.Launch(program, "k", (3, 2, 2), 1, struct.pack("<QII", x, 0, 0))])
     assert list(memory.get(x, U, (12,))) == [1] * 12
@@ -97,7 +98,8 @@ def test_arguments_and_threads_are_checked():
 @pytest.mark.parametrize("seed", [None, *range(5)])
 def test_a_barrier_opens_when_every_wave_of_its_workgroup_is_there(seed):
     """Each wave writes a word of LDS, and reads that of the wave before it."""
-    lines = ["v_and_b32_e32 v1, 0xfc0, v0", "v_lshrrev_b32_e32 v2, 4, v1", "ds_write_b32 v2, v1", "s_barrier", "v_add_u32_e32 v2, 12, v2", "v_and_b32_e32 v2, 15, v2"]
+    lines = ["v_and_b32_e32 v1, 0xfc0, v0", "v_lshrrev_b32_e32 v2, 4, v1", "ds_write_b32 v2, v1", "s_barrier"]
+    lines += ["v_add_u32_e32 v2, 12, v2", "v_and_b32_e32 v2, 15, v2"]
     memory = cdna.Memory(1 << 16)
     x = memory.alloc(2 * 1024)
     text = [line.replace("s22, s2, 8", "s22, s2, 10") for line in store_v0("v5")]

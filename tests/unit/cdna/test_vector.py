@@ -302,7 +302,7 @@ def test_carries_make_64_bit_sums():
         ("v_pk_mul_f32 v[6:7], v[0:1], s[2:3] op_sel_hi:[1,0]", lambda x, y, z: (x[0] * F(3), x[1] * F(3))),
         ("v_pk_mul_f32 v[6:7], v[0:1], 0.5 op_sel_hi:[1,0]", lambda x, y, z: (x[0] * F(0.5), x[1] * F(0.5))),
         ("v_pk_mov_b32 v[6:7], v[0:1], v[2:3] op_sel:[1,0]", lambda x, y, z: (x[1], y[0])),
-        ("v_pk_fma_f32 v[6:7], v[0:1], v[2:3], v[4:5]", lambda x, y, z: [(a.astype(float) * b + c).astype(F) for a, b, c in zip(x, y, z, strict=True)]),
+        ("v_pk_fma_f32 v[6:7], v[0:1], v[2:3], v[4:5]", lambda x, y, z: [(p.astype(float) * q + r).astype(F) for p, q, r in zip(x, y, z)]),
     ],
 )
 def test_pairs_of_floats(text, function):
@@ -329,7 +329,10 @@ def test_dot_products_of_bf16():
     ("text", "function"),
     [
         ("v_lshlrev_b32_sdwa v3, v1, v0 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_1", lambda x, o: (x >> 8 & 255) << 4),
-        ("v_or_b32_sdwa v3, v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0 src1_sel:DWORD", lambda x, o: ((x | 4) % 65536) << 16 | o % 65536),
+        (
+            "v_or_b32_sdwa v3, v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0 src1_sel:DWORD",
+            lambda x, o: ((x | 4) % 65536) << 16 | o % 65536,
+        ),
         ("v_add_u32_sdwa v3, sext(v0), v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:DWORD", lambda x, o: signed(x >> 16, 16) + 4),
         ("v_and_b32_sdwa v3, v0, v0 dst_sel:BYTE_2 dst_unused:UNUSED_PAD src0_sel:BYTE_3 src1_sel:BYTE_0", lambda x, o: (x >> 24 & x & 255) << 16),
     ],

@@ -183,7 +183,8 @@ def test_atomics_act_one_lane_after_another(name):
 def test_other_atomics():
     memory = Memory(1 << 16)
     address = memory.put(np.array([5, 0, M32, 7], U))
-    w = run("global_atomic_cmpswap v4, v[0:1], v[2:3], off sc0", wave(memory), v=pair(np.full(64, address)) | {2: LANE + U(10), 3: LANE + U(5)}, exec_mask=0b1)
+    v = pair(np.full(64, address)) | {2: LANE + U(10), 3: LANE + U(5)}
+    w = run("global_atomic_cmpswap v4, v[0:1], v[2:3], off sc0", wave(memory), v=v, exec_mask=0b1)
     assert w.v[4][0] == 5 and memory.get(address, U, (1,))[0] == 10
     run("global_atomic_add_x2 v[0:1], v[2:3], off", wave(memory), v=pair(np.full(64, address + 8)) | {2: LANE, 3: LANE * U(0)}, exec_mask=0b110)
     assert memory.get(address + 8, np.uint64, (1,))[0] == (7 << 32) + M32 + 3

@@ -273,7 +273,8 @@ def test_a_store_may_arrive_in_parts_and_never_in_parts_of_a_dword():
         memory = cdna.WeakMemory(1 << 16, seed=seed, drain=1.0)
         a = memory.put(np.zeros(4, U))
         w = wave(memory)
-        run("global_store_dwordx4 v[0:1], v[2:5], off sc0 sc1", w, v=address(a) | {n: np.full(64, 0x01010101 * n, U) for n in range(2, 6)}, exec_mask=1)
+        data = {n: np.full(64, 0x01010101 * n, U) for n in range(2, 6)}
+        run("global_store_dwordx4 v[0:1], v[2:5], off sc0 sc1", w, v=address(a) | data, exec_mask=1)
         memory.turn(w)
         words = memory.get(a, U, (4,))
         assert all(word in (0, 0x01010101 * (n + 2)) for n, word in enumerate(words))

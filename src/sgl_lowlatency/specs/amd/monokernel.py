@@ -27,7 +27,7 @@ from sglang.kernels.plugin_kernels.amd.spec import (
 )
 
 from sgl_lowlatency.guard import moe
-from sgl_lowlatency.guard.family import QWEN3, QWEN3_MOE, Family
+from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.monokernel import NOT_LAUNCHED, WIDTHS, config_disable_reasons, model_disable_reasons
 from sgl_lowlatency.kernels import code_objects
 

@@ -1,8 +1,8 @@
 """The spec of Qwen3-MoE on AMD (monokernel.py), and what its steps may be apart from SGLang's on the experts that ours chose.
 
-Bounds as in qwen3.py. Measured with choices handed to reference/moe_step.py: 2, 6 and 12 layers of hidden 128 and 256, 32 and 64 experts, 3 and 5 rows,
-two seeds. Largest of each: K and V rows of the first layer 0.0049, of any layer 0.0227, the normed stream 0.0208, router logits 0.0239. Bounds are
-those of the dense model, whose layers were counted twice as deep; the router's is three times what was measured.
+Bounds as in qwen3.py. Measured with our choices handed to reference/moe_step.py: 2, 6 and 12 layers of hidden 128 and 256, 32 and 64 experts, 3 and 5
+rows, two seeds. The largest of each: K and V rows of the first layer 0.0049, of any layer 0.0227, the normed stream 0.0208, router logits 0.0239.
+Bounds are those of the dense model, which was measured twice as deep; the router's is three times what was measured.
 """
 
 from __future__ import annotations
