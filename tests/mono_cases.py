@@ -21,7 +21,9 @@ def tiny(num_layers: int, hidden: int, num_q_heads: int, num_kv_heads: int, head
     return Geometry(num_layers, hidden, num_q_heads, num_kv_heads, head_dim, intermediate, 512, 8192, 1e-6, False)
 
 
-def tiny_moe(num_layers: int, hidden: int, num_q_heads: int, num_kv_heads: int, head_dim: int, num_experts: int, top_k: int, channels: int) -> Geometry:
+def tiny_moe(
+    num_layers: int, hidden: int, num_q_heads: int, num_kv_heads: int, head_dim: int, num_experts: int, top_k: int, channels: int
+) -> Geometry:
     return Geometry(num_layers, hidden, num_q_heads, num_kv_heads, head_dim, 0, 512, 8192, 1e-6, False, num_experts, top_k, channels, True)
 
 
@@ -94,7 +96,8 @@ class Group:
             assert_pool_untouched(old, new)
         x, residual = (t[: step.rows] for t in (self.ranks[0].x, self.ranks[0].residuals[0]))
         for rank in self.ranks[1:]:
-            assert torch.equal(rank.x[: step.rows], x) and torch.equal(rank.residuals[0][: step.rows], residual), f"rank {rank.rank} has another stream"
+            same = torch.equal(rank.x[: step.rows], x) and torch.equal(rank.residuals[0][: step.rows], residual)
+            assert same, f"rank {rank.rank} has another stream"
         hidden = dense_decode.rms_norm(x.float() + residual.float(), self.weights.final_norm, self.g.rms_eps).bfloat16()
         rows = [read_kv_rows(own) for own in used]
         return StepOutputs(hidden, *(torch.cat([of_rank[i] for of_rank in rows], 2) for i in range(2)))

@@ -19,8 +19,8 @@ void bind_monokernel(py::module_& m) {
   a.attr("kMonoExecutedOffset") = py::int_(offsetof(abi::MonoState, executed));
   py::class_<abi::MonoHandover>(a, "MonoHandover")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::MonoHandover::name)
-      SGL_FIELD(qkv) SGL_FIELD(qkv_bytes) SGL_FIELD(k2) SGL_FIELD(attention_out) SGL_FIELD(mid) SGL_FIELD(logits) SGL_FIELD(activation) SGL_FIELD(partial_out)
-      SGL_FIELD(partial_max_sum) SGL_FIELD(total_bytes);
+      SGL_FIELD(qkv) SGL_FIELD(qkv_bytes) SGL_FIELD(k2) SGL_FIELD(attention_out) SGL_FIELD(mid) SGL_FIELD(logits) SGL_FIELD(activation)
+      SGL_FIELD(partial_out) SGL_FIELD(partial_max_sum) SGL_FIELD(total_bytes);
 #undef SGL_FIELD
   m.def("mono_handover", &abi::mono_handover, py::arg("geometry"), py::arg("rows"), py::arg("max_rows"), py::arg("grid"), py::arg("rows_per_request"),
         "Hand-over words of a layer's two launches");
@@ -74,7 +74,8 @@ void bind_monokernel(py::module_& m) {
         return emulation::monokernel(streams, options);
       },
       py::arg("launches"), py::arg("slowness") = std::vector<uint32_t>{}, py::arg("seed") = 0, py::arg("planted") = 0, py::arg("starvation") = -1,
-      py::arg("regions") = std::vector<RegionTuple>{}, "Runs the streams of several emulated GPUs, each a list of K1Params and K2Params, at the same time");
+      py::arg("regions") = std::vector<RegionTuple>{},
+      "Runs the streams of several emulated GPUs, each a list of K1Params and K2Params, at the same time");
 }
 
 }  // namespace sgl_lowlatency

@@ -154,7 +154,8 @@ void compute_mma(Warp& warp) {
   }
 }
 
-// v_mfma_f32_16x16x32_bf16, lane = 16 group + i: a holds row i, b column i, both k = 8 group .. 8 group + 7; c: rows 4 group .. 4 group + 3 of column i.
+// v_mfma_f32_16x16x32_bf16, lane = 16 group + i: a holds row i, b column i, both k = 8 group .. 8 group + 7; c: rows 4 group .. 4 group + 3 of
+// column i.
 void compute_mfma(Warp& warp) {
   float a[32][16], b[32][16], c[16][16];
   for (int32_t l = 0; l < 64; ++l) {

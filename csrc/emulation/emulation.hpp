@@ -114,8 +114,9 @@ struct Rank {
 // The rest as in launch().
 Report launch_ranks(const std::vector<Rank>& ranks, const Options& options);
 
-// One rank with one kernel. block_threads: as in Kernel; shared_bytes: dynamic shared memory of one block. One launch at a time in a process: concurrent calls wait for each other. Throws std::invalid_argument for sizes
-// out of range or overlapping regions, std::system_error when memory for stacks is refused.
+// One rank with one kernel. block_threads: as in Kernel; shared_bytes: dynamic shared memory of one block. One launch at a time in a process:
+// concurrent calls wait for each other. Throws std::invalid_argument for sizes out of range or overlapping regions, std::system_error when memory
+// for stacks is refused.
 Report launch(int grid, int block_threads, size_t shared_bytes, const std::function<void()>& body, const Options& options);
 
 }  // namespace sgl_lowlatency::emulation

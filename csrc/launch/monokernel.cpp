@@ -47,7 +47,8 @@ void check_launch(const abi::MonoLaunch& l) {
   const abi::SymmetricLayout symmetric = abi::symmetric_layout(l.symmetric.num_ranks, l.symmetric.max_rows, l.symmetric.hidden);
   require(std::memcmp(&symmetric, &l.symmetric, sizeof(symmetric)) == 0, "the workspace's layout is not that of its ranks, rows and columns");
   require(l.symmetric.num_ranks >= 1 && l.symmetric.num_ranks <= abi::kMaxRanks, "num_ranks " + text(l.symmetric.num_ranks) + " is out of range");
-  require(l.symmetric.hidden == abi::kMonoExchanges * l.geometry.hidden && l.symmetric.max_rows >= l.rows, "the workspace is not of this model and step");
+  require(l.symmetric.hidden == abi::kMonoExchanges * l.geometry.hidden && l.symmetric.max_rows >= l.rows,
+          "the workspace is not of this model and step");
   require(l.rank >= 0 && l.rank < l.symmetric.num_ranks, "rank " + text(l.rank) + " is not among the " + text(l.symmetric.num_ranks));
   require_address(l.handover, "the hand-over");
   require_address(l.state, "the state");

@@ -40,8 +40,9 @@ def check(group, step, seed=0):
 @pytest.mark.parametrize(
     ("name", "rows", "isa"),
     [
-        ("group1", 1, "gfx942"), ("group1", 8, "gfx950"), ("group1", 16, "gfx942"), ("group4", 1, "gfx950"), ("group4", 6, "gfx942"), ("group4", 16, "gfx942"),
-        ("group4", 16, "gfx950"), ("group16", 6, "gfx950"), ("group16", 8, "gfx942"), ("group5", 6, "gfx942"), ("group5", 16, "gfx950"),
+        ("group1", 1, "gfx942"), ("group1", 8, "gfx950"), ("group1", 16, "gfx942"), ("group4", 1, "gfx950"), ("group4", 6, "gfx942"),
+        ("group4", 16, "gfx942"), ("group4", 16, "gfx950"), ("group16", 6, "gfx950"), ("group16", 8, "gfx942"),
+        ("group5", 6, "gfx942"), ("group5", 16, "gfx950"),
     ],
 )
 def test_dense_decode(name, rows, isa):

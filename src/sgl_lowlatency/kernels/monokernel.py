@@ -135,7 +135,8 @@ class Monokernels:
     @property
     def extra_bytes(self) -> int:
         """Device bytes that this object holds beside SGLang's own tensors and the workspaces."""
-        return sum(t.numel() * t.element_size() for t in (self.handover, self.state, self.q, self.x, *self.residuals, self.routed_ids, self.routed_logits))
+        own = (self.handover, self.state, self.q, self.x, *self.residuals, self.routed_ids, self.routed_logits)
+        return sum(t.numel() * t.element_size() for t in own)
 
     def attach_kv(self, k_buffers: list[torch.Tensor], v_buffers: list[torch.Tensor], req_to_token: torch.Tensor) -> None:
         """Names the KV pool: [slots, num_kv_heads, head_dim] bf16 a layer for k and for v, all alike, and req_to_token int32 [requests, tokens]."""

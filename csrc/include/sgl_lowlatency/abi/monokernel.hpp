@@ -64,8 +64,8 @@ SGL_ABI_FUNCTION int32_t mono_request_units(const Geometry& g, int32_t rows_per_
   return g.num_kv_heads * ((rows_per_request + most - 1) / most);
 }
 
-// Hand-over words of a step of `rows` rows, in memory of steps of up to max_rows: byte offsets, multiples of 128. The words of k1 are cleared by the k2
-// behind it, those of k2 by the next k1, of whatever step: launches of one stream are ordered, and no fence is needed. So the two never overlap.
+// Hand-over words of a step of `rows` rows, in memory of steps of up to max_rows: byte offsets, multiples of 128. The words of k1 are cleared by the
+// k2 behind it, those of k2 by the next k1, of whatever step: launches of one stream are ordered, and no fence is needed. So the two never overlap.
 struct MonoHandover {
   int32_t qkv;              // k1: [rows, (num_q_heads + 2 * num_kv_heads) * head_dim] fp32
   int32_t qkv_bytes;        // of this step

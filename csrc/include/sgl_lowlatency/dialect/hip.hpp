@@ -107,7 +107,9 @@ SGL_DEVICE T load_constant(const T* p) { return load_plain(p); }
 // Words: relaxed atomics, so that the compiler neither merges nor keeps them. Agent scope is sc1, system scope sc0 sc1; both go past the L2 of
 // the workgroup's XCD, which other XCDs do not see.
 template <int32_t kScope>
-SGL_DEVICE void load_words_of(uint32_t (&w)[1], const uint32_t* p) { w[0] = __hip_atomic_load((SGL_GLOBAL const uint32_t*)p, __ATOMIC_RELAXED, kScope); }
+SGL_DEVICE void load_words_of(uint32_t (&w)[1], const uint32_t* p) {
+  w[0] = __hip_atomic_load((SGL_GLOBAL const uint32_t*)p, __ATOMIC_RELAXED, kScope);
+}
 template <int32_t kScope>
 SGL_DEVICE void load_words_of(uint32_t (&w)[2], const uint32_t* p) {
   const uint64_t both = __hip_atomic_load((SGL_GLOBAL const uint64_t*)p, __ATOMIC_RELAXED, kScope);
@@ -157,9 +159,11 @@ SGL_DEVICE uint32_t fetch_add_acq_rel_gpu(uint32_t* p, uint32_t value) {
 }
 template <class T>
 SGL_DEVICE T load_relaxed_system(const T* p) { return __hip_atomic_load((SGL_GLOBAL const T*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
-SGL_DEVICE void store_relaxed_system(uint32_t* p, uint32_t v) { __hip_atomic_store((SGL_GLOBAL uint32_t*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
-SGL_DEVICE void store_relaxed_system(uint64_t* p, uint64_t v) { __hip_atomic_store((SGL_GLOBAL uint64_t*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
-SGL_DEVICE void store_release_system(uint32_t* p, uint32_t v) { __hip_atomic_store((SGL_GLOBAL uint32_t*)p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM); }
+template <class T>
+SGL_DEVICE void store_relaxed_system(T* p, T v) { __hip_atomic_store((SGL_GLOBAL T*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
+SGL_DEVICE void store_release_system(uint32_t* p, uint32_t v) {
+  __hip_atomic_store((SGL_GLOBAL uint32_t*)p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
 SGL_DEVICE uint32_t cas_relaxed_system(uint32_t* p, uint32_t expected, uint32_t desired) {
   __hip_atomic_compare_exchange_strong((SGL_GLOBAL uint32_t*)p, &expected, desired, __ATOMIC_RELAXED, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
   return expected;
@@ -168,7 +172,9 @@ SGL_DEVICE uint32_t cas_relaxed_system(uint32_t* p, uint32_t expected, uint32_t 
 // The kernel's parameters, where they are passed, and the same again behind this point: what the compiler keeps of them across phases would be
 // more than there are scalar registers.
 template <class Params>
-SGL_DEVICE const Params& kernel_params() { return *(const Params*)(__attribute__((address_space(4))) const Params*)__builtin_amdgcn_kernarg_segment_ptr(); }
+SGL_DEVICE const Params& kernel_params() {
+  return *(const Params*)(__attribute__((address_space(4))) const Params*)__builtin_amdgcn_kernarg_segment_ptr();
+}
 template <class Params>
 SGL_DEVICE const Params& read_again(const Params& params) {
   auto at = (__attribute__((address_space(4))) const Params*)&params;

@@ -102,9 +102,10 @@ SGL_UNROLL
 }
 
 // Columns m .. m + 3 of a row of rank `rank`'s tile `tile`, once they are there.
-SGL_DEVICE void await_rank(sync::FaultSink sink, const sync::Peers& peers, int32_t layer, int32_t parity, int32_t rank, int32_t tile, int32_t row, int32_t m,
-                           uint32_t (&w)[4]) {
-  const uint32_t* const words = parity_words(peers.at, peers.workspaces[peers.rank], parity) + abi::tile_word(peers.at, rank, tile) + row * abi::kTileRows + m;
+SGL_DEVICE void await_rank(sync::FaultSink sink, const sync::Peers& peers, int32_t layer, int32_t parity, int32_t rank, int32_t tile, int32_t row,
+                           int32_t m, uint32_t (&w)[4]) {
+  const int32_t first = abi::tile_word(peers.at, rank, tile) + row * abi::kTileRows + m;
+  const uint32_t* const words = parity_words(peers.at, peers.workspaces[peers.rank], parity) + first;
   sync::wait_for_peers(
       sink, peers,
       [&] {

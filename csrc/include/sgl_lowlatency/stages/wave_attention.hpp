@@ -2,11 +2,13 @@
 //   out[row, h] = sum_t softmax_t(scale * q[row, h] . k[slot_t, h / group]) v[slot_t, h / group],  t in [0, row's own token]
 // The launch before has written the new tokens' k and v: every token comes from the pool.
 //
-// An item is a KV head, up to kItemColumns query heads of it (of one row, or of several of a request: the columns of the MFMA), and a range of tokens. A
-// wave takes kBatchTokens of them at a time, straight from the pool into the MFMA's operands (lane = 16 g + i). K may be permuted if both operands agree:
+// An item is a KV head, up to kItemColumns query heads of it (of one row, or of several of a request: the columns of the MFMA), and a range of
+// tokens. A wave takes kBatchTokens of them at a time, straight from the pool into the MFMA's operands (lane = 16 g + i). K may be permuted if both
+// operands agree:
 //   S[16 tokens, columns] = K q^T   twice; A: token i, elements g * head_dim/4 + 8 j .. of step j; B: the same of q of column i
-//   O[d, columns] += V^T P          A: row i of tile e is d = i * head_dim/16 + e; K: tokens 4 g .. 4 g + 3 of both halves of the batch. So B, P, is S as the
-//                                   first MFMA left it, and V's rows are read in runs of head_dim/16 elements: neither passes through shared memory.
+//   O[d, columns] += V^T P          A: row i of tile e is d = i * head_dim/16 + e; K: tokens 4 g .. 4 g + 3 of both halves of the batch. So B, P,
+//                                   is S as the first MFMA left it, and V's rows are read in runs of head_dim/16 elements: neither
+//                                   passes through shared memory.
 #pragma once
 #include "sgl_lowlatency/abi/monokernel.hpp"
 #include "sgl_lowlatency/stages/wave_rows.hpp"
@@ -124,8 +126,8 @@ struct WaveSoftmax {
   float out[kRun][4] = {};
 
   // Tokens [first, first + kBatchTokens) of the item, below `end`. Entry: all lanes.
-  SGL_DEVICE void attend(const abi::K2Params& p, const int32_t* slots, int32_t first, int32_t end, int32_t row, const WaveColumn& column, int32_t kv_head,
-                         const Vec16 (&q)[kHeadDim / 32]) {
+  SGL_DEVICE void attend(const abi::K2Params& p, const int32_t* slots, int32_t first, int32_t end, int32_t row, const WaveColumn& column,
+                         int32_t kv_head, const Vec16 (&q)[kHeadDim / 32]) {
     constexpr int32_t kSteps = kHeadDim / 32;
     const abi::Geometry& g = p.launch.geometry;
     const int32_t lane = lane_idx(), i = lane % 16, group = lane / 16;
@@ -205,7 +207,8 @@ SGL_DEVICE void publish_output(const MonoLaunch& l, int32_t row, int32_t head, i
 template <int32_t kHeadDim, abi::Isa kIsa>
 SGL_DEVICE void run_item(const abi::K2Params& p, const MonoShared<kIsa>& s, const WaveItem& item, int32_t idx) {
   constexpr int32_t kRun = kHeadDim / 16, kAtOnce = 4;  // tiles of `out` that are merged at a time
-  static_assert(kRun % kAtOnce == 0 && abi::kMonoWaves * kAtOnce * 4 * 64 * 4 <= MonoShared<kIsa>::kAt.partials, "the waves' tiles fit ring and panel");
+  static_assert(kRun % kAtOnce == 0 && abi::kMonoWaves * kAtOnce * 4 * 64 * 4 <= MonoShared<kIsa>::kAt.partials,
+                "the waves' tiles fit ring and panel");
   const MonoLaunch& l = p.launch;
   const int32_t lane = lane_idx(), wave = wave_idx(), group = lane / 16, thread = dialect::thread_idx();
   const WaveColumn column = column_of(l, s, item, lane % 16);

@@ -22,7 +22,8 @@ struct ExpertGateUp {
   }
 };
 
-// down, for output tiles from `first` on: number t is tile first + t / num_active of the expert at place t % num_active. weight: [num_experts, hidden, k_extent].
+// down, for output tiles from `first` on: number t is tile first + t / num_active of the expert at place t % num_active. weight: [num_experts,
+// hidden, k_extent].
 struct ExpertDown {
   static constexpr int64_t upper = 0;
   const bf16* weight;
@@ -49,7 +50,8 @@ SGL_NO_UNROLL
 
 // The block's output tiles of down: for each the sum over the experts, weighed in fp32, of all rows. activation: words [pairs, channels] bf16.
 // Pairs go to the panel as many experts at a time as it holds; of an expert that does not fit, some columns at a time.
-// finish(tile, n, m, sums) as run_wave_tiles has it. Entry: all threads; routing is there; ring, panel and partials are free. They are again at the end.
+// finish(tile, n, m, sums) as run_wave_tiles has it. Entry: all threads; routing is there; ring, panel and partials are free. They are again at the
+// end.
 template <abi::Isa kIsa, class Finish>
 SGL_DEVICE void run_expert_down(const MonoLaunch& l, const MonoShared<kIsa>& s, const bf16* weight, const abi::TileRange& own, const Finish& finish) {
   if (own.count == 0) return;

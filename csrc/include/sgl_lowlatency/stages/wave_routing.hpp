@@ -1,5 +1,5 @@
-// Which experts each row takes, by waves of 64: what bitmap_routing does with warps of 32 (the same rule of choice), and the order of the experts' work.
-// Every workgroup routes all rows for itself.
+// Which experts each row takes, by waves of 64: what bitmap_routing does with warps of 32 (the same rule of choice), and the order of the experts'
+// work. Every workgroup routes all rows for itself.
 #pragma once
 #include "sgl_lowlatency/stages/rank_key.hpp"
 #include "sgl_lowlatency/stages/wave_rows.hpp"
@@ -8,8 +8,8 @@ namespace sgl_lowlatency::stages {
 
 constexpr int32_t kExpertSets = abi::kMaxMonoExperts / abi::kWaveSize;  // of 64 experts: expert e is bit e % 64 of set e / 64
 
-// An expert's place is its index among the active ones, ascending. A pair is a row and one of its experts; pairs are numbered by place, those of one expert
-// by row: pair = first_pairs[place] + population count of the expert's row_bits below the row.
+// An expert's place is its index among the active ones, ascending. A pair is a row and one of its experts; pairs are numbered by place, those of one
+// expert by row: pair = first_pairs[place] + population count of the expert's row_bits below the row.
 struct MonoRouting {
   uint64_t chosen[abi::kMaxMonoRows][kExpertSets];  // each row's set of experts
   int32_t ids[abi::kMaxMonoRows][abi::kMaxMonoTopK];      // by rank
@@ -41,8 +41,8 @@ SGL_UNROLL
   return value;
 }
 
-// Row `row` chooses top_k experts: by logit, descending, equal ones by id, ascending; weights are softmax probabilities over all experts. Lane l has the
-// experts l, l + 64, ... Entry: all lanes of the row's wave.
+// Row `row` chooses top_k experts: by logit, descending, equal ones by id, ascending; weights are softmax probabilities over all experts. Lane l has
+// the experts l, l + 64, ... Entry: all lanes of the row's wave.
 SGL_DEVICE void choose_row(const MonoLaunch& l, MonoRouting* r, int32_t row) {
   const abi::Geometry& g = l.geometry;
   const int32_t lane = lane_idx();

@@ -113,9 +113,9 @@ constexpr int32_t kOperandBatch = 4;
 SGL_DEVICE int32_t lanes_of_row(int32_t rows) { return rows == 1 ? 64 : rows == 2 ? 32 : rows <= 4 ? 16 : rows <= 8 ? 8 : 4; }
 
 // Columns [begin, end) of the operand's first num_rows rows into the wave's panel, as the MFMA's lanes read them: vector g of chunk c of row n at
-// ((c - begin) * 4 + g) * num_rows + n. Lanes share out the rows evenly, consecutive lanes have consecutive vectors. Returns the squares that the lane
-// has met; they are one row's, of no more than kMaxMonoRows. operand.load(row, column, stride, count, vectors, squares): kOperandBatch vectors of eight
-// columns, `stride` columns apart, the first `count` of them. Entry: all lanes; the panel is free. Ends with a warp barrier.
+// ((c - begin) * 4 + g) * num_rows + n. Lanes share out the rows evenly, consecutive lanes have consecutive vectors. Returns the squares that the
+// lane has met; they are one row's, of no more than kMaxMonoRows. operand.load(row, column, stride, count, vectors, squares): kOperandBatch vectors
+// of eight columns, `stride` columns apart, the first `count` of them. Entry: all lanes; the panel is free. Ends with a warp barrier.
 template <class Operand>
 SGL_DEVICE float load_columns(char* panel, int32_t num_rows, int32_t begin, int32_t end, const Operand& operand) {
   const int32_t rows = dialect::varying(num_rows), lanes = lanes_of_row(rows), num_vecs = (end - begin) * 4;
@@ -148,7 +148,8 @@ SGL_NO_UNROLL
 
 // The block's tiles of a matrix. finish(tile, n, m, sums): called by the threads of a tile for every pair of its rows m, m + 1 and every row n of the
 // step that there is, behind a barrier that also follows the squares. kPairs: pairs of a tile, 8, or 4 where rows m and m + 8 go together.
-// An operand that does not fit the panel is loaded anew for every tile. Entry: all threads; ring, panel and partials are free. They are again at the end.
+// An operand that does not fit the panel is loaded anew for every tile. Entry: all threads; ring, panel and partials are free. They are again at the
+// end.
 template <int32_t kPairs, abi::Isa kIsa, class Matrix, class Operand, class Finish>
 SGL_DEVICE void run_wave_tiles(const MonoShared<kIsa>& s, int32_t rows, const Matrix& matrix, const abi::TileRange& own, const Operand& operand,
                                const Finish& finish) {

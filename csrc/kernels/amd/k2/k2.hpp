@@ -3,8 +3,8 @@
 //   residual_out = residual + sum over ranks, in rank order, of out_proj(attention(q, pool));   y = rms_norm(residual_out)
 //   x_out = sum over ranks, in rank order, of down(silu(gate(y)) * up(y)), or of the experts that each row of y takes
 //
-// Tensors   (abi/monokernel.hpp, K2Params) in SGLang's own layout: weights [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16. Sums are fp32,
-//           rounded to bf16 once.
+// Tensors   (abi/monokernel.hpp, K2Params) in SGLang's own layout: weights [out, K] bf16, KV pool [slots, num_kv_heads, head_dim] bf16. Sums are
+//           fp32, rounded to bf16 once.
 // Grid      MonoLaunch::grid workgroups of kMonoThreads, at most one a CU: each takes all of a CU's LDS.
 // Roles     eight waves of 64, all alike (stages/wave_tile.hpp).
 // Phases    inputs, clears of k1's words | attention items, combinations | out_proj, each tile pushed to all ranks | the block's tiles summed: the
@@ -47,15 +47,15 @@ struct K2 {
       : p(params), s(shared), l(params.launch), g(params.launch.geometry), parity(parity_of_launch) {}
 
   // A finished pair of a partial tile, to all ranks.
-  SGL_DEVICE void push(int32_t exchange, int32_t tile, int32_t n, int32_t m, float low, float high) const {
-    const float y[2] = {low, high};
+  SGL_DEVICE void push(int32_t exchange, int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) const {
+    const float y[2] = {sums.at(m), sums.at(m + 1)};
     push_pair(peers_of(l), nullptr, parity, exchange_tile(g, exchange, tile), n, m, y);
   }
   SGL_DEVICE void run_out_proj() const {
     const int32_t k = g.num_q_heads * g.head_dim;
     run_wave_tiles<8>(s, l.rows, PlainMatrix{p.out_proj, k}, owned_tiles(l),
                       WordOperand{l, l.at.attention_out, abi::kEdgeAttention, k, nullptr},
-                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(0, tile, n, m, sums.at(m), sums.at(m + 1)); });
+                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(0, tile, n, m, sums); });
   }
   // Each tile of the stream is handed over by its owner, once.
   SGL_DEVICE void sum_attention() const {
@@ -63,7 +63,8 @@ struct K2 {
       const int64_t at = static_cast<int64_t>(row) * g.hidden + column;
       const uint64_t old = dialect::load_plain(reinterpret_cast<const uint64_t*>(p.residual + at));
       const uint32_t low = static_cast<uint32_t>(old), high = static_cast<uint32_t>(old >> 32);
-      uint32_t words[2] = {pack_bf16(low_float(low) + sums[0], high_float(low) + sums[1]), pack_bf16(low_float(high) + sums[2], high_float(high) + sums[3])};
+      uint32_t words[2] = {pack_bf16(low_float(low) + sums[0], high_float(low) + sums[1]),
+                           pack_bf16(low_float(high) + sums[2], high_float(high) + sums[3])};
       dialect::store_plain(reinterpret_cast<uint64_t*>(p.residual_out + at), words[0] | static_cast<uint64_t>(words[1]) << 32);
       sync::publish(handover_words(l, l.at.mid) + at / 2, words);
     });
@@ -91,7 +92,7 @@ SGL_UNROLL
   SGL_DEVICE void run_down() const {
     run_wave_tiles<8>(s, l.rows, PlainMatrix{p.down, g.intermediate}, owned_tiles(l),
                       WordOperand{l, l.at.activation, abi::kEdgeGateUp, g.intermediate, nullptr},
-                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(1, tile, n, m, sums.at(m), sums.at(m + 1)); });
+                      [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(1, tile, n, m, sums); });
   }
   SGL_DEVICE void run_router() const {
     run_wave_tiles<8>(s, l.rows, PlainMatrix{p.router, g.hidden}, abi::even_share(g.num_experts / abi::kTileRows, dialect::block_idx(), l.grid),
@@ -123,7 +124,7 @@ SGL_UNROLL
   }
   SGL_DEVICE void run_expert_down() const {
     stages::run_expert_down(l, s, p.down, owned_tiles(l),
-                            [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(1, tile, n, m, sums.at(m), sums.at(m + 1)); });
+                            [&](int32_t tile, int32_t n, int32_t m, const TileSums<kIsa>& sums) { next().push(1, tile, n, m, sums); });
   }
   SGL_DEVICE void sum_mlp() const {
     sum_tiles(l, parity, 1, [&](int32_t row, int32_t column, const float (&sums)[4]) {
