@@ -36,9 +36,24 @@ DecodeStepKernel select_kernel(const abi::DecodeStepParams& p) {
   return p.geometry.head_dim == 64 ? select_format<64>(p) : select_format<128>(p);
 }
 
+}  // namespace
+
+void require_hopper(const abi::DecodeStepParams& p) {
+  if (p.weights == abi::kWeightsBf16 && p.geometry.num_experts == 0) return;
+  int32_t device = 0, major = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  if (major == 9) return;
+  throw std::invalid_argument("decode_step: FP8 weights and MoE layers have kernels for sm_90 alone, this GPU is of compute capability " +
+                              std::to_string(major) + ".x");
+}
+
+namespace {
+
 // The kernel with its shared-memory limit raised, and the bytes it needs.
 DecodeStepKernel prepare(const abi::DecodeStepParams& p, int32_t& shared_bytes) {
   shared_bytes = p.shared.total_bytes;
+  require_hopper(p);
   const DecodeStepKernel kernel = select_kernel(p);
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute(shared memory)");

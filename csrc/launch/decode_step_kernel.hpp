@@ -1,4 +1,4 @@
-// The instances of decode_step on CUDA, compiled in two files; decode_step.cu launches them.
+// The instances of decode_step on CUDA, compiled in three files; decode_step.cu and parallel_step.cu launch them.
 #pragma once
 #include "sgl_lowlatency/abi/decode_step.hpp"
 
@@ -8,5 +8,8 @@ using DecodeStepKernel = void (*)(abi::DecodeStepParams);
 
 // The instance for params with MoE layers. Throws std::invalid_argument for sizes that have none.
 DecodeStepKernel select_moe_kernel(const abi::DecodeStepParams& params);
+
+// Throws std::invalid_argument where the current device is no sm_90 and the params' instance has code there alone: FP8 weights, MoE layers.
+void require_hopper(const abi::DecodeStepParams& params);
 
 }  // namespace sgl_lowlatency::launch

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "kernels/nvidia/decode_step/decode_step_parallel.cuh"
+#include "launch/decode_step_kernel.hpp"
 
 namespace sgl_lowlatency::launch {
 namespace {
@@ -24,6 +25,7 @@ void require(bool is_met, const std::string& what) {
 }
 
 void check_instance(const abi::ParallelStepParams& p) {
+  require_hopper(p);
   const abi::Geometry& g = p.geometry;
   require(p.rows_per_request == 1, "a tensor-parallel verify step has no kernel");
   require(g.head_dim == 128, "head_dim " + std::to_string(g.head_dim) + " of a tensor-parallel step is not 128");
