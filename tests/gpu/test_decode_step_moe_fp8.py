@@ -1,5 +1,6 @@
 """decode_step of MoE layers with FP8 experts on the GPU: the numerics gate on the dequantised weights, verify, the same bits again."""
 
+import dataclasses
 import functools
 import gc
 import time
@@ -9,8 +10,8 @@ import torch
 from decode_step_cases import Runner, same_bits
 from decode_step_gpu import require_replays_equal_eager
 from moe_cases import TINY_MOE_FP8, moe_gate, run
-from test_decode_step_moe import CUT as BF16
 
+from sgl_lowlatency.plan.presets import MOE_GEOMETRIES
 from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
@@ -18,7 +19,13 @@ FRESH = time.time_ns() % 2**31  # inputs no earlier run has seen; failures print
 SEED = 53
 ROWS = (1, 2, 5, 8, 16)
 LENGTHS = [65, 1, 300, 64, 2, 63, 100, 31, 1000, 33, 15, 16, 17, 1, 127, 128]
-CUT = {"30b": BF16["30b"], "235b": BF16["235b"], "many": TINY_MOE_FP8["many"], "wide": TINY_MOE_FP8["wide"]}
+
+
+def _cut(name, num_layers):
+    return dataclasses.replace(MOE_GEOMETRIES[name], num_layers=num_layers, vocab=2048, max_position=8192)
+
+
+CUT = {"30b": _cut("qwen3-30b-a3b", 3), "235b": _cut("qwen3-235b-a22b", 1), "many": TINY_MOE_FP8["many"], "wide": TINY_MOE_FP8["wide"]}
 NUM_REPEATS = 100
 
 

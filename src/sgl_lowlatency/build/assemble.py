@@ -27,6 +27,7 @@ from sgl_lowlatency.runtime.sglang_state import TensorParallel
 
 logger = logging.getLogger(__name__)
 
+FP8_EXPERT_ROWS = 4  # of MoE layers in FP8: SGLang's forward is as fast at four rows and faster at eight (benchmark/LOG.md, 22)
 VERDICT_DEADLINE_S = 120.0  # of a self-check's verdict: ranks check a width at the same time, and load kernels of SGLang's meanwhile
 
 
@@ -70,12 +71,19 @@ def build_step(
     )
 
 
+def served_widths(widths: Sequence[int], geometry: Geometry, weights: DecodeStepWeights) -> Sequence[int]:
+    """Those of SGLang's widths that the kernel is worth; the least of them where that is none. Wider steps run SGLang's forward."""
+    if not geometry.is_moe or weights.format == "bf16":
+        return widths
+    return [rows for rows in widths if rows <= FP8_EXPERT_ROWS] or [min(widths)]
+
+
 def _plans(
     geometry: Geometry, weights: DecodeStepWeights, ctx: BuildContext, limits: DeviceLimits, progress: Progress
 ) -> dict[int, StaticPlan]:
-    plans = {}
-    for rows in ctx.widths:
-        progress.step(f"plan {len(plans) + 1} of {len(ctx.widths)}")
+    plans, widths = {}, served_widths(ctx.widths, geometry, weights)
+    for rows in widths:
+        progress.step(f"plan {len(plans) + 1} of {len(widths)}")
         plan = make_plan(
             geometry, rows, grid_for(geometry, limits.grid), limits.shared_memory_bytes,
             rows_per_request=ctx.tokens_per_request, element_bytes=weights.element_bytes, has_head=weights.lm_head is not None,

@@ -16,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from first_step import LENGTHS, first_step  # noqa: E402
 from tiny_serving import MOE_FP8_GEOMETRY, MOE_GEOMETRY, TinyServing  # noqa: E402
 
+from sgl_lowlatency.build.assemble import served_widths  # noqa: E402
 from sgl_lowlatency.build.weights import collect_weights  # noqa: E402
 from sgl_lowlatency.reference import moe_step, routing  # noqa: E402
+from sgl_lowlatency.reference.inputs import random_weights  # noqa: E402
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC  # noqa: E402
 
 HF_CONFIG = SimpleNamespace(
@@ -45,6 +47,14 @@ def test_fp8_experts_come_with_their_scales():
         for name, theirs in (("gate_up", "w13_weight"), ("down", "w2_weight")):
             assert getattr(ours, name).data_ptr() == getattr(layer.mlp.experts, theirs).data_ptr()
             assert getattr(ours, f"{name}_scale").data_ptr() == getattr(layer.mlp.experts, f"{theirs}_scale_inv").data_ptr()
+
+
+def test_steps_of_many_rows_with_fp8_experts_stay_sglangs():
+    fp8, bf16 = (
+        (MOE_FP8_GEOMETRY, random_weights(MOE_FP8_GEOMETRY, 0, weight_format="fp8_block")), (MOE_GEOMETRY, random_weights(MOE_GEOMETRY, 0))
+    )
+    assert list(served_widths((1, 2, 4, 8, 16), *fp8)) == [1, 2, 4] and list(served_widths((6, 12), *fp8)) == [6]
+    assert list(served_widths((1, 2, 4, 8, 16), *bf16)) == [1, 2, 4, 8, 16]
 
 
 def test_a_built_step_serves_what_float64_computes(emulated):
