@@ -7,7 +7,7 @@ from guard_cases import hf_config, server
 
 torch = pytest.importorskip("torch")
 
-from sgl_lowlatency.guard import moe  # noqa: E402
+from sgl_lowlatency.guard import moe, parallel  # noqa: E402
 from sgl_lowlatency.guard.config import config_disable_reasons  # noqa: E402
 from sgl_lowlatency.kernels.geometry import Geometry  # noqa: E402
 
@@ -54,6 +54,7 @@ def test_drafts_that_read_inputs_of_layers(algorithm):
     [
         ({"num_experts": 160}, "config.num_experts 160 is above 128, the most that the CUDA kernels have"),
         ({"head_dim": 64}, "config.head_dim 64 of a MoE model is not 128, the one that the CUDA kernels have"),
+        ({"head_dim": None}, "config.head_dim 64 of a MoE model is not 128, the one that the CUDA kernels have"),  # 1024 / 16
     ],
 )
 def test_what_only_emulation_has(fields, reason):
@@ -80,7 +81,9 @@ def test_an_unserved_model_field_is_one_reason(fields, reason):
 
 
 def test_fp8_experts_on_several_gpus():
-    (reason,) = reasons(cfg=moe_server(tp_size=2), quantization_config=FP8_BLOCKS)
+    of_ranks = {name: values[0] for name, values, _ in parallel.SERVER_ARGUMENTS}
+    assert reasons(cfg=moe_server(tp_size=2, **of_ranks)) == []
+    (reason,) = reasons(cfg=moe_server(tp_size=2, **of_ranks), quantization_config=FP8_BLOCKS)
     assert reason == "--tp-size 2 is not served with a MoE model in FP8: that has no kernel yet"
 
 

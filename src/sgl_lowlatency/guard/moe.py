@@ -1,6 +1,7 @@
 """Refusals of Qwen3-MoE, before and after the weights load: which experts decode_step computes, and how SGLang must keep them.
 
-What is served (read from sglang 0.5.23): every expert on this GPU, under the Triton runner, which a server without --moe-runner-backend gets too:
+What is served (read from sglang 0.5.23): every expert on this GPU, of several ranks in bf16 a share of every expert's channels, under the Triton
+runner, which a server without --moe-runner-backend gets too:
 w13_weight [experts, 2 channels, hidden], rows gate | up, and w2_weight [experts, hidden, channels], in bf16 as UnquantizedFusedMoEMethod makes
 them, or in FP8 as Fp8MoEMethod leaves a checkpoint with scales of 128 x 128 blocks (w13_weight_scale_inv, w2_weight_scale_inv). Without such blocks
 it gives an expert one scale, which the kernel does not read. Other runners swap, interleave or repack them. The router is a bf16 matrix,
@@ -49,7 +50,7 @@ def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
     if not emulate:
         if (num_experts := getattr(hf_config, "num_experts", 0)) > CUDA_MAX_EXPERTS:
             reasons.append(f"config.num_experts {num_experts} is above {CUDA_MAX_EXPERTS}, the most that the CUDA kernels have")
-        if (head_dim := getattr(hf_config, "head_dim", None)) not in (None, CUDA_HEAD_DIM):
+        if (head_dim := _head_dim(hf_config)) not in (None, CUDA_HEAD_DIM):
             reasons.append(f"config.head_dim {head_dim} of a MoE model is not {CUDA_HEAD_DIM}, the one that the CUDA kernels have")
     if element_bytes(cfg, hf_config) == 1 and not has_blocks(hf_config):
         why = f"the kernel reads FP8 experts of a checkpoint whose weight_block_size is {BLOCK}, SGLang would give each one scale"
@@ -60,6 +61,13 @@ def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
         why = "its drafts read inputs of layers, which has not been tested"
         reasons.append(f"--speculative-algorithm {algorithm} is not served with a MoE model: {why}")
     return reasons
+
+
+def _head_dim(hf_config: Any) -> int | None:
+    try:
+        return Geometry.from_hf_config(hf_config).head_dim
+    except ValueError:
+        return None  # guard/config.py names the fields
 
 
 def moe_reasons(mlp: Any, geometry: Geometry, expected: str = "bf16", num_ranks: int = 1) -> Iterator[str]:
