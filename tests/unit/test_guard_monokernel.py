@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from guard_cases import hf_config, server
 
-from sgl_lowlatency.guard import device, moe, speculation
+from sgl_lowlatency.guard import device, moe, parallel, speculation
 from sgl_lowlatency.guard import monokernel as guard
 from sgl_lowlatency.kernels import code_objects
 
@@ -16,7 +16,8 @@ MOE = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 76
 
 def amd_server(**fields):
     quiet = {name: None for name in speculation.READ} | {"speculative_adaptive": False, "enable_multi_layer_eagle": False}
-    quiet |= {name: values[0] for name, values, _ in moe.SERVER_ARGUMENTS} | {"moe_runner_backend": "auto", "enable_nvidia_megakernel": False}
+    quiet |= {name: values[0] for name, values, _ in (*moe.SERVER_ARGUMENTS, *parallel.SPLITS)}
+    quiet |= {"moe_runner_backend": "auto", "enable_nvidia_megakernel": False}
     return server(**{**quiet, "attention_backend": "aiter", "tp_size": 1, **fields})
 
 
@@ -49,6 +50,13 @@ def test_settings_of_the_server():
     assert line == "--prefill-attention-backend 'wave' is not one of aiter, triton: it may keep K and V in another layout"
     (line,) = reasons(cfg=amd_server(enable_pdmux=True))
     assert line.startswith("--enable-pdmux True is not served: ")
+
+
+@pytest.mark.parametrize("name", [row[0] for row in parallel.SPLITS])
+def test_what_splits_otherwise_is_refused_with_several_ranks_alone(name):
+    (line,) = reasons(cfg=amd_server(tp_size=2, **{name: 16}))
+    assert line.startswith(f"--{name.replace('_', '-')} 16 is not served: ")
+    assert reasons(cfg=amd_server(**{name: 16})) == []
 
 
 @pytest.mark.parametrize("name", [row[0] for row in moe.SERVER_ARGUMENTS])
@@ -174,7 +182,5 @@ def test_an_argument_that_this_sglang_lacks_is_a_reason():
 def test_limits_are_those_of_the_kernels():
     from sgl_lowlatency import _C
 
-    if not hasattr(_C.abi, "kMfmaK"):
-        pytest.skip("this extension has no k1 and k2")
     assert (guard.CHANNEL_MULTIPLE, guard.MAX_GROUP, guard.TILE_ROWS) == (_C.abi.kMfmaK, _C.abi.kItemColumns, _C.abi.kTileRows)
     assert (guard.MAX_EXPERTS, guard.MAX_TOP_K, max(guard.WIDTHS)) == (_C.abi.kMaxMonoExperts, _C.abi.kMaxMonoTopK, _C.abi.kMaxMonoRows)

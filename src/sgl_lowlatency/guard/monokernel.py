@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
-from sgl_lowlatency.guard import moe, speculation
+from sgl_lowlatency.guard import moe, parallel, speculation
 from sgl_lowlatency.guard.config import decoder_reasons, server_argument_reasons
 from sgl_lowlatency.guard.device import code_object_reasons
 from sgl_lowlatency.guard.family import Family
@@ -135,7 +135,7 @@ def _moe_config_reasons(cfg: Any, hf_config: Any, use_aiter: bool) -> list[str]:
 
 
 def _server_reasons(cfg: Any, attention_backends: Sequence[str]) -> list[str]:
-    reasons = server_argument_reasons(cfg)
+    reasons = server_argument_reasons(cfg) + (server_argument_reasons(cfg, parallel.SPLITS) if cfg.tp_size > 1 else [])
     if cfg.device != "cuda":
         reasons.append(f"--device {cfg.device!r} is not 'cuda', SGLang's word for a ROCm GPU too")
     if getattr(cfg, "enable_nvidia_megakernel", False):

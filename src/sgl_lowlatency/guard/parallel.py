@@ -19,15 +19,15 @@ CUDA_HEAD_DIM = 128  # launch/parallel_step.cu
 _OFF = (None, False, "", 0)
 _SPLIT = "weights or activations would be split otherwise than the kernel takes them to be"
 # (server argument, values that are served, why the others are not), as in guard/config.py; looked at where there are several ranks.
-SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
+SPLITS: tuple[tuple[str, tuple, str], ...] = (
     ("enable_layernorm_sp", _OFF, _SPLIT),
     ("enable_attn_tp_input_scattered", _OFF, _SPLIT),
     ("moe_dense_tp_size", (None,), _SPLIT),
     ("enable_dp_lm_head", _OFF, _SPLIT),
     ("enable_tp_lm_head_all_to_all", _OFF, _SPLIT),
     ("dwdp_size", (1, None), _SPLIT),
-    ("speculative_algorithm", (None,), "on several GPUs it has not been tested"),
 )
+SERVER_ARGUMENTS = (*SPLITS, ("speculative_algorithm", (None,), "on several GPUs it has not been tested"))
 
 
 def parallel_config_reasons(cfg: Any, hf_config: Any, element_bytes: int, *, emulate: bool) -> list[str]:
