@@ -99,6 +99,11 @@ def test_every_fixture_can_be_run():
         assert fixtures.load(name, isa).unknown() == []
 
 
+def test_fixtures_name_no_folder_of_the_machine_that_made_them():
+    """Sections for debuggers would: their names are in the file too."""
+    assert [path.name for path in fixtures.FOLDER.glob("*.co") if b".debug_" in path.read_bytes()] == []
+
+
 def test_instructions_that_the_tests_run_exist(repo_root, tmp_path):
     """The assembler takes every line that these tests give to the interpreter, and reads it back as the same instruction."""
     reason = toolchain.missing("llvm-mc", "llvm-objdump")
