@@ -7,7 +7,6 @@ compiled in here. Needs clang with the AMDGPU target; emulation runs the same so
 import pytest
 from cdna import toolchain
 
-pytest.importorskip("sgl_lowlatency.kernels.monokernel", reason="k1 and k2 are not in this checkout")
 if reason := toolchain.missing("clang", "llvm-objdump"):
     pytest.skip(reason, allow_module_level=True)
 
