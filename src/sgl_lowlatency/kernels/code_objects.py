@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 KERNELS = ("k1", "k2")
-ISAS = ("gfx942", "gfx950")  # MI300X and MI325X; MI350X and MI355X
+COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}  # MI300X and MI325X; MI350X and MI355X: the most workgroups that run at once
+ISAS = tuple(COMPUTE_UNITS)
 FOLDER = Path(__file__).resolve().parent.parent / "code_objects"
 HOW_TO_BUILD = "reinstall sgl-lowlatency where ROCm 7's hipcc is on PATH, or clang 20 or newer with lld"
 

@@ -9,6 +9,7 @@ import torch
 
 from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
+from sgl_lowlatency.kernels.code_objects import COMPUTE_UNITS
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import LayerTensors, require_tensor
 from sgl_lowlatency.kernels.fault import MonokernelFault, describe_mono_fault
@@ -20,7 +21,6 @@ __all__ = ["ISAS", "MAX_ROWS", "MonoInputs", "Monokernels", "emulate", "mono_lay
 
 MAX_ROWS: int = _C.abi.kMaxMonoRows
 ISAS: tuple[str, ...] = tuple(sorted(_C.abi.kIsas))  # gfx942, gfx950
-COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}  # of MI300X, MI355X: the most workgroups that run at once
 _ROW_INPUTS, _REQUEST_INPUTS = ("positions", "out_cache_loc"), ("seq_lens", "req_pool_indices")
 
 
@@ -181,7 +181,7 @@ class Monokernels:
     def regions(self) -> list[tuple[str, int, int, bool]]:
         """Memory whose ordering emulation can check: hand-over, state, what launches leave each other, the pool, the rank's workspace."""
         named = {"handover": self.handover, "state": self.state, "q": self.q, "x": self.x}
-        named |= {f"residual {i}": t for i, t in enumerate(self.residuals)} 
+        named |= {f"residual {i}": t for i, t in enumerate(self.residuals)}
         named |= {"routed_ids": self.routed_ids, "routed_logits": self.routed_logits} if self.geometry.is_moe else {}
         for name, buffers in (("k_cache", self._k_buffers), ("v_cache", self._v_buffers)):
             named |= {f"{name}[{i}]": buffer for i, buffer in enumerate(buffers)}

@@ -31,13 +31,12 @@ from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.monokernel import NOT_LAUNCHED, WIDTHS, config_disable_reasons, model_disable_reasons
 from sgl_lowlatency.kernels import code_objects
 
-COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256}  # MI300X and MI325X; MI350X and MI355X
 TP_SIZES = (1, 2, 4, 8)
 ATTENTION_BACKENDS = frozenset({"aiter", "triton", "torch_native"})
 PAGE_SIZES = frozenset({1, 16, 32, 64, 128})
 ENVIRONMENT = {"SGLANG_USE_HND_KVCACHE": False, "SGLANG_AITER_KV_CACHE_LAYOUT": "nhd", "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": False}
 
-DEVICES = {isa: DeviceLimits(widths=WIDTHS, tp_sizes=TP_SIZES, resident_blocks=units) for isa, units in COMPUTE_UNITS.items()}
+DEVICES = {isa: DeviceLimits(widths=WIDTHS, tp_sizes=TP_SIZES, resident_blocks=units) for isa, units in code_objects.COMPUTE_UNITS.items()}
 
 
 def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
