@@ -1,4 +1,4 @@
-"""Milliseconds per decode step of a real SGLang server, plugin off and on, side by side on one GPU.
+"""Milliseconds per decode step of a real SGLang server, plugin off and on, side by side on one GPU, or with --tp on several.
 
     python3 -m benchmark.serve.decode_ab --out OUT [--model qwen3-8b] [--cases 1x1024,2x1024,4x1024,8x1024] [--quantization fp8]
     python3 -m benchmark.serve.decode_ab --out OUT --smoke               # the whole chain, tiny model, no GPU needed

@@ -199,7 +199,7 @@ def wait_ready(servers: Sequence[Server], limit_s: float) -> None:
 def start_pair(
     model: Path, arguments: list[str], *, work: Path, limit_s: float, env: dict[str, str] | None = None
 ) -> tuple[Server, Server]:
-    """The standard server and the plugin's server of one model on one GPU, started together, both ready. Raises RuntimeError as
+    """The standard server and the plugin's server of one model on the same GPUs, started together, both ready. Raises RuntimeError as
     `wait_ready`."""
     off = Server("off", model, arguments, work=work, env=env)
     on = Server("on", model, [*arguments, FLAG], work=work, env=env)
