@@ -98,6 +98,7 @@ SINGLE = {
         ["--tp", "2", "--enable-attn-tp-input-scattered"],
         "--enable-attn-tp-input-scattered True is not served: weights or activations would be split otherwise than the kernel takes them to be",
     ),
+    "replicas": (["--dp-size", "2"], "--dp-size 2 is not served: servers that share their requests have not been tested"),
     "fp16": (["--dtype", "float16"], "dtype 'float16' is not one of ['bfloat16']"),
     "lora": (["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"], f"LoRA is in use and {NAME} does not accept it"),
     "page size": (["--page-size", "7"], "page_size 7 is not one of ['1', '128', '16', '32', '64']"),

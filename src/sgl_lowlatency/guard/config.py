@@ -83,6 +83,7 @@ _SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
     ("quantize_and_serve", _OFF, "the kernel reads bf16 weights"),
     ("rl_quant_profile", _OFF, "the kernel reads bf16 weights"),
     ("model_impl", ("auto", "sglang"), "the kernel replaces SGLang's own model code"),
+    ("dp_size", (1,), "servers that share their requests have not been tested"),
     ("is_embedding", _OFF, "an embedding server has no decode steps"),
     ("dllm_algorithm", _OFF, "a diffusion language model has no decode steps"),
     ("prefill_only_disable_kv_cache", _OFF, "there is no KV cache to read"),
