@@ -37,7 +37,7 @@ class Case:
     said_by_sglang: bool = False
 
 
-TP2 = (["--tp-size", "2"], [r"tp_size 2 is not one of"])
+TP3 = (["--tp-size", "3"], [r"tp_size 3 is not one of"])
 FP16 = (["--dtype", "float16"], [r"dtype 'float16' is not one of"])
 LORA = (["--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "q_proj"], [r"LoRA is in use"])
 PAGE = (["--page-size", "8"], [r"page_size 8 is not one of"])
@@ -63,7 +63,7 @@ def cases(device: str) -> list[Case]:
     ]
     mixed = (mixed_args, [r"prefill and decode attention backends differ"])
     alone = [
-        ("tp 2", TP2),
+        ("tp 3", TP3),
         ("fp16", FP16),
         ("lora", LORA),
         ("page size", PAGE),
@@ -72,7 +72,7 @@ def cases(device: str) -> list[Case]:
         ("watchdog 8 s", WATCHDOG),
         ("both flags", BOTH),
     ]
-    several = [TP2, FP16, LORA, PAGE, KV, mixed, WATCHDOG, BOTH]
+    several = [TP3, FP16, LORA, PAGE, KV, mixed, WATCHDOG, BOTH]
     found = [Case("all at once", [*base, *sum((a for a, _ in several), [])], sum((e for _, e in several), []))]
     found += [Case(name, [*base, *arguments], expected) for name, (arguments, expected) in alone]
     found += [

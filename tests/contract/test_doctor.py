@@ -36,7 +36,7 @@ def doctor(capsys):
 
 
 BAD = [
-    *["--tp", "2", "--dtype", "float16", "--page-size", "7", "--kv-cache-dtype", "fp8_e4m3", "--watchdog-timeout", "8"],
+    *["--tp", "3", "--dtype", "float16", "--page-size", "7", "--kv-cache-dtype", "fp8_e4m3", "--watchdog-timeout", "8"],
     *["--prefill-attention-backend", "flashinfer", "--enable-amd-monokernel"],
 ]
 
@@ -193,10 +193,10 @@ def test_what_sglang_itself_refuses(doctor, model_dir):
 
 def test_text_output(capsys, model_dir):
     with mock.patch("sgl_lowlatency.guard.device.compiled_backends", lambda: FULL):
-        code = main(["doctor", "--assume-gpu", "sm_90", "--", "--model-path", model_dir(), "--tp", "2", "--page-size", "7"])
+        code = main(["doctor", "--assume-gpu", "sm_90", "--", "--model-path", model_dir(), "--tp", "3", "--page-size", "7"])
     text = capsys.readouterr().out
     assert code == 1 and text.endswith(
-        "verdict: refused, 2 reasons\n  - tp_size 2 is not one of ['1']\n"
+        "verdict: refused, 2 reasons\n  - tp_size 3 is not one of ['1', '2', '4', '8']\n"
         "  - page_size 7 is not one of ['1', '128', '16', '32', '64']\n"
     )
     assert "GPU: sm_90 (assumed)\n" in text and text.startswith("sgl-lowlatency ")
