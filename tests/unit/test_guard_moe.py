@@ -87,6 +87,12 @@ def test_fp8_experts_on_several_gpus():
     assert reason == "--tp-size 2 is not served with a MoE model in FP8: that has no kernel yet"
 
 
+def test_emulated_ranks_have_as_many_experts_as_cuda():
+    cfg = moe_server(tp_size=2, device="cpu", **{name: values[0] for name, values, _ in parallel.SERVER_ARGUMENTS})
+    assert reasons(emulate=True, cfg=cfg, num_experts=128) == []
+    assert reasons(emulate=True, cfg=cfg, num_experts=160) == ["config.num_experts 160 is above 128, the most that emulated ranks have"]
+
+
 class UnquantizedLinearMethod:
     pass
 

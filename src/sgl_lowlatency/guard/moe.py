@@ -47,15 +47,17 @@ SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
     """Why the resolved server arguments `cfg` cannot be served with a MoE model, beside what guard/config.py says of every model."""
     reasons = []
+    is_parallel = getattr(cfg, "tp_size", 1) > 1  # emulated ranks have CUDA's experts (csrc/emulation/parallel_step_moe.cpp)
+    if (not emulate or is_parallel) and (num_experts := getattr(hf_config, "num_experts", 0)) > CUDA_MAX_EXPERTS:
+        whose = "emulated ranks have" if emulate else "the CUDA kernels have"
+        reasons.append(f"config.num_experts {num_experts} is above {CUDA_MAX_EXPERTS}, the most that {whose}")
     if not emulate:
-        if (num_experts := getattr(hf_config, "num_experts", 0)) > CUDA_MAX_EXPERTS:
-            reasons.append(f"config.num_experts {num_experts} is above {CUDA_MAX_EXPERTS}, the most that the CUDA kernels have")
         if (head_dim := _head_dim(hf_config)) not in (None, CUDA_HEAD_DIM):
             reasons.append(f"config.head_dim {head_dim} of a MoE model is not {CUDA_HEAD_DIM}, the one that the CUDA kernels have")
     if element_bytes(cfg, hf_config) == 1 and not has_blocks(hf_config):
         why = f"the kernel reads FP8 experts of a checkpoint whose weight_block_size is {BLOCK}, SGLang would give each one scale"
         reasons.append(f"FP8 weights of a MoE model without blocks: {why}")
-    elif element_bytes(cfg, hf_config) == 1 and getattr(cfg, "tp_size", 1) > 1:
+    elif element_bytes(cfg, hf_config) == 1 and is_parallel:
         reasons.append(f"--tp-size {cfg.tp_size} is not served with a MoE model in FP8: that has no kernel yet")
     if (algorithm := getattr(cfg, "speculative_algorithm", None)) in CAPTURING:
         why = "its drafts read inputs of layers, which has not been tested"
