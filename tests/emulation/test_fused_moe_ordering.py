@@ -40,8 +40,14 @@ def test_what_is_not_waited_for_is_missed(planted):
         x, _ = moe.inputs(10)
         try:
             moe.run(x)
-            found += moe.kernel.last_report.num_races + len(moe.problems(x))
-        except (RuntimeError, ValueError):
+        except FusedMoeFault:
+            found += 1
+            continue
+        found += moe.kernel.last_report.num_races
+        try:
+            found += len(moe.problems(x))
+        except ValueError as error:  # logits of NaN, which both sides take
+            assert "the oracle is not finite" in str(error)
             found += 1
     assert found > 0
 

@@ -16,7 +16,7 @@ from sgl_lowlatency.build.progress import Progress
 from sgl_lowlatency.build.rank_group import meet
 from sgl_lowlatency.build.weights import collect_weights, rope_table
 from sgl_lowlatency.kernels.decode_step import DecodeStep, DecodeStepWeights
-from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.kernels.geometry import FP8_EXPERT_ROWS, Geometry
 from sgl_lowlatency.plan.static_plan import StaticPlan, make_plan
 from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.plan.validate import validate
@@ -27,7 +27,6 @@ from sgl_lowlatency.runtime.sglang_state import TensorParallel
 
 logger = logging.getLogger(__name__)
 
-FP8_EXPERT_ROWS = 4  # of MoE layers in FP8: SGLang's forward is as fast at four rows and faster at eight (benchmark/LOG.md, 22)
 VERDICT_DEADLINE_S = 120.0  # of a self-check's verdict: ranks check a width at the same time, and load kernels of SGLang's meanwhile
 
 
@@ -72,10 +71,10 @@ def build_step(
 
 
 def served_widths(widths: Sequence[int], geometry: Geometry, weights: DecodeStepWeights) -> Sequence[int]:
-    """Those of SGLang's widths that the kernel is worth; the least of them where that is none. Wider steps run SGLang's forward."""
+    """Those of SGLang's widths that the kernel is worth. Wider steps run SGLang's forward; the guard refuses a server that has wider ones alone."""
     if not geometry.is_moe or weights.format == "bf16":
         return widths
-    return [rows for rows in widths if rows <= FP8_EXPERT_ROWS] or [min(widths)]
+    return [rows for rows in widths if rows <= FP8_EXPERT_ROWS]
 
 
 def _plans(

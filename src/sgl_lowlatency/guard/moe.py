@@ -15,7 +15,7 @@ from typing import Any
 
 from sgl_lowlatency.guard.linear import linear_reasons, tensor_reasons
 from sgl_lowlatency.guard.quantization import BLOCK, element_bytes, has_blocks
-from sgl_lowlatency.kernels.geometry import Geometry
+from sgl_lowlatency.kernels.geometry import FP8_EXPERT_ROWS, Geometry
 
 RUNNER_BACKENDS = frozenset({"auto", "triton"})  # of --moe-runner-backend; "auto" becomes the layer's own choice, which is checked after load
 # Of the environment: one permutes w13's rows, the others overrule the router.
@@ -59,6 +59,10 @@ def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
         reasons.append(f"FP8 weights of a MoE model without blocks: {why}")
     elif element_bytes(cfg, hf_config) == 1 and is_parallel:
         reasons.append(f"--tp-size {cfg.tp_size} is not served with a MoE model in FP8: that has no kernel yet")
+    drafts = getattr(cfg, "speculative_num_draft_tokens", None) or 0
+    if element_bytes(cfg, hf_config) == 1 and drafts > FP8_EXPERT_ROWS:
+        why = f"every step would have more than {FP8_EXPERT_ROWS} rows, where SGLang's forward is faster"
+        reasons.append(f"--speculative-num-draft-tokens {drafts} is not served with a MoE model in FP8: {why}")
     if (algorithm := getattr(cfg, "speculative_algorithm", None)) in CAPTURING:
         why = "its drafts read inputs of layers, which has not been tested"
         reasons.append(f"--speculative-algorithm {algorithm} is not served with a MoE model: {why}")

@@ -46,6 +46,8 @@ def _build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Dee
     layers = [(layer.mlp, collect_moe(layer.mlp)) for layer in model.model.layers]
     first = layers[0][1]
     device, widths = first.router.device, [rows for rows in context.widths if rows <= MAX_ROWS]
+    if not widths:
+        raise ValueError(f"fused_moe takes {MAX_ROWS} rows, the steps of this server have {min(context.widths)} and more")
     num_experts, hidden = first.router.shape
     kernel = FusedMoe(
         hidden, first.gate_up.shape[1] // 2, num_experts, first.top_k, max(widths), device, device_limits(device).grid, context.deadline_s
