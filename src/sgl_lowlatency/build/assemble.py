@@ -27,7 +27,7 @@ from sgl_lowlatency.runtime.sglang_state import TensorParallel
 
 logger = logging.getLogger(__name__)
 
-VERDICT_DEADLINE_S = 120.0  # of a self-check's verdict: ranks check a width at the same time, and load kernels of SGLang's meanwhile
+VERDICT_DEADLINE_S = 120.0  # of fallbacks and of a self-check's verdict: ranks check a width at the same time, and load kernels of SGLang's meanwhile
 
 
 def build_step(
@@ -66,7 +66,7 @@ def build_step(
     return NvidiaStep(
         model=model, geometry=geometry, step=step, plans=plans, tolerances=tolerances, device_name=limits.name,
         tokens_per_request=ctx.tokens_per_request, head_reasons=head_reasons,
-        exchange=None if group is None else lambda claim: exchange(claim, place.group, VERDICT_DEADLINE_S, "self-check"),
+        exchange=None if group is None else lambda claim: exchange(claim, place.group, VERDICT_DEADLINE_S, "agreement on a step"),
     )
 
 

@@ -35,8 +35,8 @@ class NvidiaStep:
     head_reasons: why the LM head is the logits processor's; it is the kernel's where step.weights have one.
     tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a verify step has a request, and then
     it serves verify steps alone. exchange: of several ranks that share the model, of which geometry, step and plans are one's: sends JSON values
-    to all and returns theirs, in rank order; None: there is one. Every rank must decide alike: what plan() looks at is the scheduler's, which is
-    the same on all.
+    to all and returns theirs, in rank order; None: there is one. Every rank decides alike: the batch is the scheduler's, which is the same on all, and what a
+    rank finds in its own model they tell each other before the first step of each number of rows.
     widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
     SGLang's forward thread.
     """
@@ -66,6 +66,7 @@ class NvidiaStep:
         self._kv: sglang_state.KvState | None = None
         self._checked: set[int] = set()
         self._exchange = exchange
+        self._agreed: dict[int, str | None] = {}  # of several ranks, by rows: why all of them run SGLang's forward
         checked = geometry if step.group is None else dataclasses.replace(geometry, vocab=step.group.num_tokens)  # ids are of the whole vocabulary
         self._self_check = SelfCheck(model, checked, step.weights, tolerances) if config.get().self_check else None
         if self._self_check is None:
@@ -91,12 +92,27 @@ class NvidiaStep:
     def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Step | None:
         """The step of `forward_batch`, or None for SGLang's forward, with the reason counted. Reads host state only."""
         per_request = self._tokens_per_request
-        reason = fallback_reason(self.widths, per_request, input_ids, forward_batch, *args, **kwargs) or self._model_reason()
+        rows = int(forward_batch.batch_size) * per_request
+        reason = fallback_reason(self.widths, per_request, input_ids, forward_batch, *args, **kwargs) or self._agreed_reason(rows)
         if reason is not None:
             if not sglang_state.capturing_graphs():
                 self.coverage.count_fallback(reason)
             return None
-        return Step(mode="decode" if per_request == 1 else "target_verify", rows=int(forward_batch.batch_size) * per_request)
+        return Step(mode="decode" if per_request == 1 else "target_verify", rows=rows)
+
+    def _agreed_reason(self, rows: int) -> str | None:
+        """The model's reason, if any; of several ranks the first one's that has any, for good. Raises RuntimeError where this rank gets one later: the
+        others would launch without it."""
+        own = self._model_reason()
+        if self._exchange is None:
+            return own
+        if rows not in self._agreed:
+            reasons = [one["fallback"] for one in self._exchange({"fallback": own})]
+            self._agreed[rows] = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None), None)
+        agreed = self._agreed[rows]
+        if agreed is None and own is not None:
+            raise RuntimeError(f"decode_step: {own} on this rank, after all ranks agreed to run steps of {rows} rows: the others would wait for it")
+        return agreed
 
     def _model_reason(self) -> str | None:
         captured = sglang_state.captured_layers(self._model)

@@ -275,30 +275,63 @@ def test_logits_of_other_hidden_states_are_computed(serving, environment):
     assert torch.equal(head.apply(head, hidden, weight[:, 0]), torch.nn.functional.linear(hidden, weight, weight[:, 0]))
 
 
+class OtherRank:
+    """The exchange with a second rank, which says `failed` of its self-check and `fallback` of its model. told: what this one said."""
+
+    def __init__(self, failed=None, fallback=None, is_first=False):
+        self.says, self.is_first, self.told = {"failed": failed, "fallback": fallback}, is_first, []
+
+    def __call__(self, claim):
+        self.told.append(claim)
+        both = [claim, {name: self.says[name] for name in claim}]
+        return both[::-1] if self.is_first else both
+
+
 def test_ranks_refuse_together_what_one_of_them_finds_wrong(serving, environment):
     """This rank's self-check passes; the other one's did not, or both did."""
-    told = []
-
-    def exchange(claim):
-        told.append(claim)
-        return [claim, {"failed": "2 rows: FAILED"}]
-
+    other = OtherRank(failed="2 rows: FAILED")
     with pytest.raises(RuntimeError, match="^decode_step self-check failed, the server is refused: rank 1: 2 rows: FAILED$"):
-        run(build(serving, 2, exchange=exchange), serving, live_batch(serving, [70, 1]))
-    run(build(serving, 2, exchange=lambda claim: [claim, {"failed": None}]), serving, live_batch(serving, [70, 1]))
-    assert told == [{"failed": None}]
+        run(build(serving, 2, exchange=other), serving, live_batch(serving, [70, 1]))
+    run(build(serving, 2, exchange=OtherRank()), serving, live_batch(serving, [70, 1]))
+    assert other.told == [{"fallback": None}, {"failed": None}]
 
 
 def test_a_rank_tells_the_others_what_it_finds_wrong(serving, environment):
-    told = []
-
-    def exchange(claim):
-        told.append(claim)
-        return [{"failed": None}, claim]
-
+    other = OtherRank(is_first=True)
     with pytest.raises(RuntimeError, match="the server is refused: rank 1: 2 rows, .*FAILED"):
-        run(build(serving, 2, planted=8, exchange=exchange), serving, live_batch(serving, [70, 1]))
-    assert len(told) == 1 and "FAILED" in told[0]["failed"]
+        run(build(serving, 2, planted=8, exchange=other), serving, live_batch(serving, [70, 1]))
+    assert len(other.told) == 2 and "FAILED" in other.told[1]["failed"]
+
+
+def test_ranks_fall_back_together(serving, environment):
+    """What one rank finds in its model all of them heed, at every step of as many rows; each asks once a number of rows."""
+    other = OtherRank(fallback="a forward hook on model.layers.0")
+    built, batch = build(serving, 2, exchange=other), live_batch(serving, [70, 1])
+    assert [built.plan(batch.input_ids, batch) for _ in range(3)] == [None] * 3
+    assert built.coverage.counts().fallbacks == {"rank 1: a forward hook on model.layers.0": 3} and other.told == [{"fallback": None}]
+
+
+def test_a_rank_tells_the_others_why_it_falls_back(serving, environment):
+    other = OtherRank()
+    built, batch = build(serving, 2, exchange=other), live_batch(serving, [70, 1])
+    handle = serving.model.model.norm.register_forward_hook(lambda *_: None)
+    try:
+        assert built.plan(batch.input_ids, batch) is None
+    finally:
+        handle.remove()
+    (told,) = other.told
+    assert told["fallback"].startswith("a forward hook on model.norm")
+
+
+def test_a_reason_that_comes_after_the_agreement_ends_the_rank(serving, environment):
+    built, batch = build(serving, 2, exchange=OtherRank()), live_batch(serving, [70, 1])
+    run(built, serving, batch)
+    handle = serving.model.model.norm.register_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(RuntimeError, match="a forward hook on model.norm.* on this rank, after all ranks agreed to run steps of 2 rows"):
+            built.plan(batch.input_ids, batch)
+    finally:
+        handle.remove()
 
 
 def test_a_shard_of_the_logits_is_gathered_in_bf16():
