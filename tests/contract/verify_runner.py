@@ -57,7 +57,7 @@ class VerifyRunner:
 
         self.runner.model.__dict__.pop("forward", None)
         binding.megakernel_enabled = lambda: True
-        assemble.DecodeStep = lambda *args: DecodeStep(*args, emulation=EmulationOptions(planted=planted))
+        assemble.DecodeStep = lambda *args, **group: DecodeStep(*args, **group, emulation=EmulationOptions(planted=planted))
         binding.install_megakernel(
             model=self.runner.model, hf_config=self.runner.model_config.hf_config, capture_tail_hooks=[], is_draft=is_draft
         )

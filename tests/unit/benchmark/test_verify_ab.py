@@ -129,7 +129,7 @@ CHAINS = {
 @pytest.mark.parametrize("algorithm", CHAINS)
 def test_servers_of_draft_models(monkeypatch, algorithm):
     args = parse(monkeypatch, "--algorithm", algorithm)
-    assert (args.batches, args.long, args.compare_tokens, args.slug) == ([1, 8], 400, 0, algorithm)
+    assert (args.batches, args.long, args.compare_tokens, args.slug) == ([1, 4], 400, 0, algorithm)
     head = ["--speculative-algorithm", algorithm.upper(), "--speculative-draft-model-path", str(args.work / "draft")]
     arguments = verify_ab.server_arguments(args)
     assert arguments[-len(head + CHAINS[algorithm]) :] == head + CHAINS[algorithm]

@@ -48,11 +48,11 @@ def test_the_kernel_passes(make_serving, rows, drafts):
     assert str(report).endswith(f"; {report.experts_a_layer:.1f} experts a layer)")
 
 
-@pytest.mark.parametrize("rows, drafts", [(3, 1), (1, 4)])
-def test_the_kernel_passes_with_fp8_experts(make_serving, rows, drafts):
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_kernel_passes_with_fp8_experts(make_serving, rows):
     """Ours and SGLang's exact products are a rounding apart; SGLang's own forward, which rounds what it multiplies to FP8, is further off."""
-    serving = make_serving(num_slots=8192, drafts=drafts, geometry=MOE_FP8_GEOMETRY, weight_format="fp8_block")
-    report = run(serving, serving.kernel(rows=rows * drafts), rows)
+    serving = make_serving(num_slots=8192, geometry=MOE_FP8_GEOMETRY, weight_format="fp8_block")
+    report = run(serving, serving.kernel(rows=rows), rows)
     assert report.misses == [], str(report)
     assert set(report.figures) == {*FIGURES, *MOE_FIGURES, SGLANG_FP8_FIGURE}
     require_well_inside(report)
@@ -64,7 +64,7 @@ def test_the_kernel_passes_with_fp8_experts(make_serving, rows, drafts):
 def test_a_wrong_scale_of_an_expert_fails(make_serving, planted):
     serving = make_serving(num_slots=8192, geometry=MOE_FP8_GEOMETRY, weight_format="fp8_block")
     report = run(serving, serving.kernel(planted, rows=3), 3)
-    assert STREAM_L2 in missed_by(report) or ADDED_L2 in missed_by(report), str(report)
+    assert missed_by(report), str(report)
 
 
 def require_well_inside(report):

@@ -28,6 +28,7 @@ struct alignas(16) Vec16 {
 };
 
 constexpr __device__ bool planted(Planted which) { return static_cast<int>(which) == SGL_LOWLATENCY_PLANTED; }
+constexpr bool kHasGroups = true;  // FaultRecord::group may be set
 
 // --- indices -----------------------------------------------------------------------------------------------------------
 // Volatile: what follows from it is computed where it is used, and not kept in registers over all phases of all layers.

@@ -31,6 +31,7 @@ struct alignas(16) Vec16 {
 };
 
 constexpr __attribute__((device)) bool planted(Planted which) { return static_cast<int>(which) == SGL_LOWLATENCY_PLANTED; }
+constexpr bool kHasGroups = false;  // FaultRecord::group: k1 and k2 have none, other ranks find out by their deadline
 
 // gfx950 is what is compiled for, or gfx942.
 #if defined(__gfx950__)

@@ -50,6 +50,8 @@ void wait_for_copies(uint32_t max_pending);
 
 namespace sgl_lowlatency::dialect {
 
+constexpr bool kHasGroups = true;  // FaultRecord::group may be set
+
 using abi::bf16;
 
 struct alignas(16) Vec16 {

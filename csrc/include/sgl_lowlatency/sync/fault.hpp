@@ -58,7 +58,7 @@ SGL_DEVICE void tell_group(const abi::FaultRecord* r, int32_t layer) {
 SGL_NORETURN SGL_DEVICE_COLD void raise_fault(abi::FaultRecord* r, int32_t rank, abi::FaultKind kind, int32_t layer, int32_t edge,
                                               uint32_t expected, uint32_t seen, uint64_t waited_ns) {
   write_record(r, rank, kind, layer, edge, expected, seen, waited_ns);
-  tell_group(r, layer);
+  if constexpr (dialect::kHasGroups) tell_group(r, layer);
   trap_when_read(r);
 }
 
