@@ -14,6 +14,7 @@ from sglang.kernels.plugin_kernels.nvidia.spec import Step
 from sgl_lowlatency import config
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
+from sgl_lowlatency.runtime.agreed_fallback import AgreedFallback
 from sgl_lowlatency.runtime.coverage import DECODE, VERIFY, Coverage
 from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
 from sgl_lowlatency.runtime.fault_watch import FaultWatch
@@ -66,7 +67,7 @@ class NvidiaStep:
         self._kv: sglang_state.KvState | None = None
         self._checked: set[int] = set()
         self._exchange = exchange
-        self._agreed: dict[int, str | None] = {}  # of several ranks, by rows: why all of them run SGLang's forward
+        self._fallback = AgreedFallback(exchange)
         checked = geometry if step.group is None else dataclasses.replace(geometry, vocab=step.group.num_tokens)  # ids are of the whole vocabulary
         self._self_check = SelfCheck(model, checked, step.weights, tolerances) if config.get().self_check else None
         if self._self_check is None:
@@ -93,26 +94,12 @@ class NvidiaStep:
         """The step of `forward_batch`, or None for SGLang's forward, with the reason counted. Reads host state only."""
         per_request = self._tokens_per_request
         rows = int(forward_batch.batch_size) * per_request
-        reason = fallback_reason(self.widths, per_request, input_ids, forward_batch, *args, **kwargs) or self._agreed_reason(rows)
+        reason = fallback_reason(self.widths, per_request, input_ids, forward_batch, *args, **kwargs) or self._fallback.reason(rows, self._model_reason())
         if reason is not None:
             if not sglang_state.capturing_graphs():
                 self.coverage.count_fallback(reason)
             return None
         return Step(mode="decode" if per_request == 1 else "target_verify", rows=rows)
-
-    def _agreed_reason(self, rows: int) -> str | None:
-        """The model's reason, if any; of several ranks the first one's that has any, for good. Raises RuntimeError where this rank gets one later: the
-        others would launch without it."""
-        own = self._model_reason()
-        if self._exchange is None:
-            return own
-        if rows not in self._agreed:
-            reasons = [one["fallback"] for one in self._exchange({"fallback": own})]
-            self._agreed[rows] = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None), None)
-        agreed = self._agreed[rows]
-        if agreed is None and own is not None:
-            raise RuntimeError(f"decode_step: {own} on this rank, after all ranks agreed to run steps of {rows} rows: the others would wait for it")
-        return agreed
 
     def _model_reason(self) -> str | None:
         captured = sglang_state.captured_layers(self._model)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from sgl_lowlatency.build.agreement import DisagreementError
+from sgl_lowlatency.build.agreement import DisagreementError, exchange
 from sgl_lowlatency.build.rank_group import meet
 from sgl_lowlatency.kernels.decode_step import DecodeStep
 from sgl_lowlatency.kernels.fault import DecodeStepFault
@@ -24,6 +24,7 @@ from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 from sgl_lowlatency.reference.sharding import shard_inputs, shard_weights
 from sgl_lowlatency.reference.step import StepOutputs, read_kv_rows
+from sgl_lowlatency.runtime.agreed_fallback import AgreedFallback
 
 CPU = torch.device("cpu")
 WHOLE = Geometry(3, 256, 8, 4, 64, 512, 500, 8192, 1e-6, False)
@@ -82,7 +83,18 @@ def dead(rank, size, group):
     one.run(1)
 
 
-SCENARIOS = {"steps": steps, "other plans": other_plans, "dead": dead}
+def fallback(rank, size, group):
+    """The last rank cannot run steps of 3 rows; of 5 rows all can, until the first one has a reason of its own."""
+    agreed = AgreedFallback(lambda claim: exchange(claim, group, 5.0, "agreement on a step"))
+    own = "a forward hook on model.norm" if rank == size - 1 else None
+    reasons = [agreed.reason(3, own), agreed.reason(3, own), agreed.reason(5, None), agreed.reason(5, None)]
+    try:
+        return {"reasons": [*reasons, agreed.reason(5, "a hook that came later" if rank == 0 else None)]}
+    except RuntimeError as error:
+        return {"reasons": [*reasons, str(error)]}
+
+
+SCENARIOS = {"steps": steps, "other plans": other_plans, "fallback": fallback, "dead": dead}
 
 
 def main():

@@ -57,6 +57,15 @@ def test_ranks_with_other_plans_refuse_together(results):
     assert f"rank {last} has plan_hash " in text and f"rank {last} has max_rows 5, not 3" in text
 
 
+def test_ranks_fall_back_together(results):
+    last = len(results) - 1
+    reason = f"rank {last}: a forward hook on model.norm"
+    for rank, result in enumerate(results):
+        *agreed, later = result["fallback"]["reasons"]
+        assert agreed == [reason, reason, None, None]
+        assert later is None if rank else later.startswith("decode_step: a hook that came later on this rank, after all ranks agreed to run steps of 5 rows")
+
+
 def test_a_process_that_ended_is_named_by_all_others(results):
     last = len(results) - 1
     assert results[last]["dead"] == {"absent": True}
