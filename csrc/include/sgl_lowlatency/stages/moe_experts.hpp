@@ -193,10 +193,10 @@ SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int3
   const int32_t* const first_pairs = work.first_pairs();
   int32_t loaded = -1;  // the place that the panel begins with
   const auto scales_of = [&](int32_t tile, int32_t place) {
-    return tile < own.begin + own.count ? load_expert_scales<kElementBytes, abi::kOpDown>(p, s, layer, work.expert(place), tile)
+    return num_active > 0 && tile < own.begin + own.count ? load_expert_scales<kElementBytes, abi::kOpDown>(p, s, layer, work.expert(place), tile)
                                         : BlockScales<kElementBytes>{};
   };
-  BlockScales<kElementBytes> next_scales = scales_of(own.begin, 0);
+  BlockScales<kElementBytes> next_scales = scales_of(own.begin, 0);  // of a step that is all padding no expert is active
 SGL_NO_UNROLL
   for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
     Early early{};
