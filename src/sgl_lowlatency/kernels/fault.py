@@ -40,6 +40,10 @@ class FusedMoeFault(RuntimeError):
     """A fused_moe launch that ended itself; the message is describe_moe_fault's."""
 
 
+class AttentionOutFault(RuntimeError):
+    """An attention_out launch that ended itself; the message is describe_attention_out_fault's."""
+
+
 class MonokernelFault(RuntimeError):
     """The same of k1 or k2; of several ranks, their messages one after the other."""
 
@@ -122,3 +126,17 @@ def describe_moe_fault(record) -> str:
     if kind == "routing":
         return f"{waited} for its own routing"
     return f"{waited} for word {record.expected} of {_C.abi.kMoeEdgeNames[record.edge]}, which no block has written"
+
+
+def describe_attention_out_fault(record) -> str:
+    """As describe_fault, of a record that attention_out left."""
+    kind = _KIND_NAMES[record.kind]
+    block = f"attention_out stopped: rank {record.rank}, SM {record.sm}, block {record.block}"
+    if kind == "bad_position":
+        signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns
+        return f"{block}: row {record.edge} has position {signed}, outside 0..{record.expected - 1} (the rows of the rope table)"
+    waited = f"{block} waited {record.waited_ns / 1e9:.2f} s"
+    if kind in ("ring_full", "ring_empty"):
+        what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
+        return f"{waited} for {what} ring stage {record.edge} of {_C.abi.kAttnOutOpNames[record.layer]}"
+    return f"{waited} for word {record.expected} of {_C.abi.kAttnOutEdgeNames[record.edge]}, which no block has written"

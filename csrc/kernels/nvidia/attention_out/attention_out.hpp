@@ -1,0 +1,106 @@
+// attention_out: a DeepSeek-V4.1 layer from attention's heads to the normed input of its MoE, in one persistent launch. DESIGN.md has the reasons.
+//
+//   latent[g] = wo_a[g] @ rotate_back(heads of group g);   y = wo_b @ latent
+//   R'[i] = post[i] y + sum_j comb[j][i] R[j];   out = norm(sum_k pre[k] R'[k]);   pre, post, comb: of the mix of R (stages/hyper_mix.hpp)
+//
+// Tensors   (abi/attention_out.hpp has all) x [rows, heads, head_dim] bf16; streams R and streams_out R' [rows, 4, hidden] bf16; wo_a [groups, lora,
+//           heads / groups * head_dim] bf16; wo_b [hidden, groups * lora] FP8 with fp32 scales of 32 x 32; mix [24, 4 * hidden] fp32; out [rows,
+//           hidden] bf16.
+// Grid      at most one block an SM (all run at once), kAttnOutThreads threads each. kNTiles: of 8 rows, 1, 2, 4 or 6.
+// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 mixes the streams.
+// Phases    wo_a | the join of its splits, of more than 8 rows | wo_b | post and combine | norm.
+// Hand-over mixes, coefficients, latent rows, output and squares as words that are each their own flag, two generations that launches use in turn.
+// Residency all blocks must run at once; AttentionOut checks occupancy. A launch may begin before the one in front is over (PDL), and the next one
+//           before this is; launches of one workspace follow one another.
+#pragma once
+#include "sgl_lowlatency/stages/attention_out_phases.hpp"
+#include "sgl_lowlatency/stages/attention_out_ring.hpp"
+#include "sgl_lowlatency/stages/hyper_mix.hpp"
+#include "sgl_lowlatency/stages/hyper_post.hpp"
+
+namespace sgl_lowlatency::kernels {
+
+using namespace stages;
+
+// The last block out closes the launch. Entry: one thread of each block, behind a barrier that follows the block's reads of the state.
+SGL_DEVICE void close_attention_out(const AttentionOutParams& p, int32_t generation) {
+  // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the stores below come after every block's reads of the state.
+  if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
+  dialect::store_plain(p.state->exit_ticket, 0u);
+  dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
+  dialect::store_plain(p.state->used_words + generation, abi::attn_out_handover(p.geometry, p.rows).total_words);
+  dialect::store_plain(p.state->used_words + (1 - generation), 0);
+}
+
+// Entry: all consumer threads, after the barrier of begin_attention_out.
+template <int32_t kNTiles>
+SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const AttnOutShared& s) {
+  const AttnOutWords words = attn_out_words(p, s);
+  AttnOutConsumer state;
+  const auto pass = [&](abi::AttnOutPoint point) {
+    if (p.trace == nullptr || dialect::thread_idx() != 0) return;
+    dialect::store_plain(p.trace + dialect::block_idx() * abi::kNumAttnOutPoints + point, dialect::timer_ns());
+  };
+  pass(abi::kAttnOutPointBegin);
+  run_attn_out_op<abi::kAttnOutA, kNTiles>(p, s, words, state);
+  pass(abi::kAttnOutPointA);
+  join_latent(p, words);
+  pass(abi::kAttnOutPointJoin);
+  run_attn_out_op<abi::kAttnOutB, kNTiles>(p, s, words, state);
+  pass(abi::kAttnOutPointB);
+  visit_pieces(p, p.geometry.hidden, [&](int32_t row, int32_t piece) { post_piece(p, words, row, piece); });
+  pass(abi::kAttnOutPointPost);
+  visit_pieces(p, p.geometry.hidden, [&](int32_t row, int32_t piece) { norm_piece(p, words, row, piece); });
+  pass(abi::kAttnOutPointNorm);
+  if (dialect::thread_idx() == 0) close_attention_out(p, s.state()->generation);
+}
+
+// Positions, which generation it is and what is to be cleared, from what the launch in front has left. Entry: consumers and the mixer warp; whoever
+// reads what that launch wrote is behind this. Ends with a barrier of theirs. A position without a row of freqs ends the launch with a record.
+SGL_DEVICE void begin_attention_out(const AttentionOutParams& p, const AttnOutShared& s) {
+  constexpr int32_t kAllButTheProducer = 2;  // named barrier
+  const int32_t thread = dialect::thread_idx();
+  if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
+  if (thread < p.rows) {
+    const uint64_t position = dialect::load_plain(reinterpret_cast<const uint64_t*>(p.positions) + thread);
+    if (position >= static_cast<uint64_t>(p.max_position)) {
+      sync::raise_fault(p.fault, p.rank, abi::kFaultBadPosition, 0, thread, static_cast<uint32_t>(p.max_position), static_cast<uint32_t>(position), position);
+    }
+    s.positions()[thread] = static_cast<int32_t>(position);
+  }
+  if (thread == 0) {
+    const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
+    *s.state() = {generation, dialect::load_plain(p.state->used_words + (1 - generation)), {0, 0}};
+  }
+  dialect::sync_named(kAllButTheProducer, abi::kAttnOutThreads - 32);
+}
+
+// Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and the zero row, and
+// then the roles part for good. The producer streams weights, which nobody writes, while the launch in front is still running.
+template <int32_t kNTiles>
+SGL_DEVICE void attention_out_body(const AttentionOutParams& p) {
+  const AttnOutShared s{p.shared};
+  const int32_t thread = dialect::thread_idx(), warp = thread / 32;
+  if (thread == kConsumerThreads) {
+    for (int32_t i = 0; i < p.shared.num_stages; ++i) {
+      dialect::mbarrier_init(s.full(i), 1);
+      dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
+    }
+    dialect::mbarrier_init_fence();
+  }
+  if (thread < 4) reinterpret_cast<uint32_t*>(s.zero_row())[thread] = 0u;
+  dialect::sync_block();
+  dialect::allow_next_launch();
+  if (warp == abi::kNumConsumerWarps) {
+    produce_attn_out_weights(p, s);
+    return;
+  }
+  begin_attention_out(p, s);
+  if (warp == abi::kAttnOutMixerWarp) {
+    mix_streams(p, s);
+  } else {
+    attention_out_consume<kNTiles>(p, s);
+  }
+}
+
+}  // namespace sgl_lowlatency::kernels
