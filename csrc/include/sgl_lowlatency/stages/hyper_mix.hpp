@@ -13,19 +13,22 @@ namespace sgl_lowlatency::stages {
 
 constexpr int32_t kMixBatch = 8;  // vectors of partial sums that a lane asks for at a time
 
-// Of 32 values a lane, lane l gets the warp's sum of value l. Entry: all lanes.
-SGL_DEVICE float scatter_sums(float (&v)[32]) {
-  const int32_t lane = dialect::thread_idx() % 32;
+// Of 2 kHalf values a lane, lane l gets the sum of value l over the lanes that differ from it in bits below 2 kHalf. With 16, the warp's sums.
+// Entry: all lanes.
+template <int32_t kHalf>
+SGL_DEVICE float scatter_sums(float (&v)[2 * kHalf]) {
+  const bool is_upper = (dialect::thread_idx() & kHalf) != 0;
+  float sums[kHalf];
 SGL_UNROLL
-  for (int32_t half = 16; half > 0; half /= 2) {
-    const bool is_upper = (lane & half) != 0;
-SGL_UNROLL
-    for (int32_t i = 0; i < half; ++i) {
-      const float keep = is_upper ? v[i + half] : v[i], give = is_upper ? v[i] : v[i + half];
-      v[i] = keep + dialect::shuffle_xor(give, half);
-    }
+  for (int32_t i = 0; i < kHalf; ++i) {
+    const float keep = is_upper ? v[i + kHalf] : v[i], give = is_upper ? v[i] : v[i + kHalf];
+    sums[i] = keep + dialect::shuffle_xor(give, kHalf);
   }
-  return v[0];
+  if constexpr (kHalf == 1) {
+    return sums[0];
+  } else {
+    return scatter_sums<kHalf / 2>(sums);
+  }
 }
 
 // Partial sums of a unit's kMixColumns columns for all rows; a lane has four. Entry: all lanes of the mixer warp, behind the launch in front.
@@ -50,7 +53,7 @@ SGL_UNROLL
       for (int32_t m = 0; m < abi::kMixes; ++m) sums[m] += weights[m][i] * r[i];
       sums[abi::kMixes] += r[i] * r[i];
     }
-    uint32_t word[1] = {dialect::float_to_bits(scatter_sums(sums))};
+    uint32_t word[1] = {dialect::float_to_bits(scatter_sums<16>(sums))};
     if (lane < abi::kMixWords) sync::publish(words.mix() + (static_cast<int64_t>(unit) * p.rows + row) * abi::kMixWords + lane, word);
   }
 }
