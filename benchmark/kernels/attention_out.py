@@ -1,4 +1,4 @@
-"""GPU time of a DeepSeek-V4.1 layer from attention's heads to the normed input of its MoE, at its own sizes: attention_out against the bytes it must read.
+"""GPU time of a DeepSeek-V4.1 layer from attention's heads to the normed input of its MoE, at its own sizes: attention_out against its bytes.
 
     python3 -m benchmark.kernels.attention_out --out OUT [--rows 1,6,12,48] [--layers 4]
 
@@ -157,7 +157,8 @@ def main() -> int:
             ours = Ours(weights, rows)
             on_ms, wrong = measure(ours, args.groups, args.group_ms)
             row = results.add(**row_of(rows, on_ms, bandwidth["read_gb_s"], ours.points_us(), wrong))
-            deadline.say(f"{rows} rows: {1e3 * stats.median(on_ms):.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
+            us = 1e3 * stats.median(on_ms)
+            deadline.say(f"{rows} rows: {us:.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
     print(table(results.content))
     return 1 if any(row["problems"] for row in results.content["rows"]) else 0
 

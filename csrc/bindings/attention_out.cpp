@@ -44,9 +44,9 @@ void bind_attention_out(py::module_& m) {
       SGL_FIELD(max_position) SGL_FIELD(x_stride) SGL_FIELD(shared) SGL_FIELD(deadline_ns) SGL_FIELD(rank) SGL_FIELD(generation_words);
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::AttentionOutParams::name)
-  SGL_POINTER(x); SGL_POINTER(positions); SGL_POINTER(freqs); SGL_POINTER(streams); SGL_POINTER(mix); SGL_POINTER(mix_scale); SGL_POINTER(mix_base);
-  SGL_POINTER(norm); SGL_POINTER(maps); SGL_POINTER(scales); SGL_POINTER(streams_out); SGL_POINTER(out); SGL_POINTER(coefficients); SGL_POINTER(trace);
-  SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
+  SGL_POINTER(x); SGL_POINTER(positions); SGL_POINTER(freqs); SGL_POINTER(streams); SGL_POINTER(mix); SGL_POINTER(mix_scale); SGL_POINTER(norm);
+  SGL_POINTER(mix_base); SGL_POINTER(maps); SGL_POINTER(scales); SGL_POINTER(streams_out); SGL_POINTER(out); SGL_POINTER(coefficients);
+  SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
 #undef SGL_POINTER
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("attention_out_launch_cuda", &launch::attention_out_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),

@@ -40,15 +40,17 @@ void check_attention_out(const abi::AttentionOutParams& p, int32_t grid) {
   require(p.sinkhorn_iterations >= 1, "sinkhorn_iterations " + std::to_string(p.sinkhorn_iterations) + " is below 1");
   require(p.mix_eps >= 0.0f && p.mix_rms_eps >= 0.0f && p.norm_eps >= 0.0f, "an eps is negative");
   require(p.max_position >= 1, "max_position " + std::to_string(p.max_position) + " is below 1");
-  require(p.x_stride % 8 == 0 && p.x_stride >= g.heads * g.head_dim, "x_stride " + std::to_string(p.x_stride) + " is not a multiple of 8 that holds a row");
+  require(p.x_stride % 8 == 0 && p.x_stride >= g.heads * g.head_dim,
+          "x_stride " + std::to_string(p.x_stride) + " is not a multiple of 8 that holds a row");
   require(p.streams != p.streams_out, "streams_out is streams");
   const abi::AttnOutSmem shared = abi::attn_out_smem(g, p.rows);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not attn_out_smem of geometry and rows");
   require(shared.num_stages >= 2, "rows " + std::to_string(p.rows) + " leave the ring fewer than 2 stages");
-  require(p.generation_words % 4 == 0 && p.generation_words >= abi::attn_out_handover(g, p.rows).total_words, "generation_words are too few for the rows");
+  require(p.generation_words % 4 == 0 && p.generation_words >= abi::attn_out_handover(g, p.rows).total_words,
+          "generation_words are too few for the rows");
   require(p.deadline_ns > 0, "deadline_ns is 0");
-  const void* const pointers[] = {p.x, p.positions, p.freqs, p.streams, p.mix, p.mix_scale, p.mix_base, p.norm, p.maps, p.scales, p.streams_out, p.out,
-                                  p.workspace, p.state, p.fault};
+  const void* const pointers[] = {p.x, p.positions, p.freqs, p.streams, p.mix, p.mix_scale, p.mix_base, p.norm, p.maps, p.scales, p.streams_out,
+                                  p.out, p.workspace, p.state, p.fault};
   for (const void* pointer : pointers) require(pointer != nullptr, "a pointer of the parameters is null");
 }
 

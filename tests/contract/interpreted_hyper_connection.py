@@ -1,4 +1,5 @@
-"""Runs what SGLang launches around a DeepSeek-V4.1 layer's output projections in Triton's interpreter, which a process chooses before it imports Triton.
+"""Runs what SGLang launches around a DeepSeek-V4.1 layer's output projections in Triton's interpreter, which a process chooses before it imports
+Triton.
 
     python3 interpreted_hyper_connection.py FOLDER    reads FOLDER/case.pt, writes FOLDER/found.pt
 """

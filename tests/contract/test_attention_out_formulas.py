@@ -1,5 +1,5 @@
-"""The oracle of attention_out computes what SGLang does: its Triton kernels in the interpreter, in a process of its own, its torch functions here; and
-how they are called, pinned in SGLang's text."""
+"""The oracle of attention_out computes what SGLang does: its Triton kernels in the interpreter, in a process of its own, its torch functions here;
+and how they are called, pinned in SGLang's text."""
 
 import subprocess
 import sys

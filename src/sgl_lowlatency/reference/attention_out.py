@@ -7,6 +7,7 @@ path adds beyond bf16, FP8 activations of wo_b in groups of 32, is left out.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,7 +58,9 @@ def coefficients(weights: AttentionOutWeights, streams: torch.Tensor) -> torch.T
     return torch.cat((pre, post, comb.flatten(1)), 1)
 
 
-def post_combine_norm(weights: AttentionOutWeights, y: torch.Tensor, streams: torch.Tensor, mixed: torch.Tensor, rounded) -> tuple[torch.Tensor, torch.Tensor]:
+def post_combine_norm(
+    weights: AttentionOutWeights, y: torch.Tensor, streams: torch.Tensor, mixed: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(streams [rows, 4, hidden], out [rows, hidden]) float64 behind an output y [rows, hidden]. rounded: what a stored value becomes.
 
     deepseek_v4_mhc.post, by _mhc_post_split_h_kernel on sm_90, then _combine with the same pre, by _hc_combine_norm: each rounds what it stores, and
@@ -70,7 +73,9 @@ def post_combine_norm(weights: AttentionOutWeights, y: torch.Tensor, streams: to
     return next_streams, rounded(combined * inverse_rms * weights.norm.double())
 
 
-def outputs(sizes: AttentionOutSizes, weights: AttentionOutWeights, x: torch.Tensor, positions: torch.Tensor, streams: torch.Tensor) -> tuple[Outputs, Outputs]:
+def outputs(
+    sizes: AttentionOutSizes, weights: AttentionOutWeights, x: torch.Tensor, positions: torch.Tensor, streams: torch.Tensor
+) -> tuple[Outputs, Outputs]:
     """(the oracle float64, SGLang's standard path with its streams and out in bf16) of heads x [rows, heads, head_dim].
 
     The standard path rounds the rotated heads, the latent rows (torch.einsum or wo_a_bf16_gemv), the output, the streams, the combined row and out

@@ -45,7 +45,8 @@ def test_outputs_of_one_row():
     w, (x, positions, streams) = layer.weights, layer.inputs(1)
     heads = oracle.rotate_back(x, w.freqs_cis, positions)[0]
     latent = torch.cat([w.wo_a[g * 64 : (g + 1) * 64].double() @ heads[2 * g : 2 * g + 2].flatten() for g in range(2)])
-    wo_b = torch.stack([torch.cat([w.wo_b[n, 32 * k : 32 * k + 32].double() * float(w.wo_b_scale[n // 32, k]) for k in range(4)]) for n in range(256)])
+    blocks = [[w.wo_b[n, 32 * k : 32 * k + 32].double() * float(w.wo_b_scale[n // 32, k]) for k in range(4)] for n in range(256)]
+    wo_b = torch.stack([torch.cat(row) for row in blocks])
     y, c = wo_b @ latent, oracle.coefficients(w, streams)[0]
     next_streams = torch.stack([c[4 + i] * y + sum(c[8 + 4 * j + i] * streams[0, j].double() for j in range(4)) for i in range(4)])
     combined = sum(c[k] * next_streams[k] for k in range(4))

@@ -55,13 +55,16 @@ struct AttnOutGeometry {
   int32_t groups;    // each projected by its own part of wo_a
   int32_t lora;      // rows of wo_a of one group, a multiple of 16
 };
-SGL_ABI_FUNCTION int32_t attn_out_group_k(const AttnOutGeometry& g) { return g.heads / g.groups * g.head_dim; }  // a multiple of 64 up to kAttnOutMaxPanel
-SGL_ABI_FUNCTION int32_t attn_out_latent(const AttnOutGeometry& g) { return g.groups * g.lora; }  // a multiple of 128 up to kAttnOutMaxLatent
+// Multiples of 64 up to kAttnOutMaxPanel, and of 128 up to kAttnOutMaxLatent.
+SGL_ABI_FUNCTION int32_t attn_out_group_k(const AttnOutGeometry& g) { return g.heads / g.groups * g.head_dim; }
+SGL_ABI_FUNCTION int32_t attn_out_latent(const AttnOutGeometry& g) { return g.groups * g.lora; }
 
 // N tiles of eight rows: the kernel's instance.
 SGL_ABI_FUNCTION int32_t attn_out_n_tiles(int32_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 6; }
 // Columns of K that a panel holds: of more rows fewer, so that it fits.
-SGL_ABI_FUNCTION int32_t attn_out_panel_k(int32_t rows) { return rows <= 8 ? kAttnOutMaxPanel : rows <= 16 ? kAttnOutMaxPanel / 2 : kAttnOutMaxPanel / 4; }
+SGL_ABI_FUNCTION int32_t attn_out_panel_k(int32_t rows) {
+  return rows <= 8 ? kAttnOutMaxPanel : rows <= 16 ? kAttnOutMaxPanel / 2 : kAttnOutMaxPanel / 4;
+}
 
 SGL_ABI_FUNCTION int32_t attn_out_k(const AttnOutGeometry& g, AttnOutOp op) { return op == kAttnOutA ? attn_out_group_k(g) : attn_out_latent(g); }
 SGL_ABI_FUNCTION int32_t attn_out_splits(const AttnOutGeometry& g, AttnOutOp op, int32_t rows) {

@@ -17,7 +17,8 @@ struct AttnOutConsumer {
   int32_t half = 0;  // of scratch, that the next unit writes
 };
 
-// Eight values of a head rotated back, v of head_dim / 8: (a, b) of an angle become (a cos + b sin, b cos - a sin), rounded to bf16 as SGLang stores them.
+// Eight values of a head rotated back, v of head_dim / 8: (a, b) of an angle become (a cos + b sin, b cos - a sin), rounded to bf16 as SGLang stores
+// them.
 SGL_DEVICE Vec16 rotate_back(const AttentionOutParams& p, const AttnOutShared& s, int32_t row, int32_t v, Vec16 values) {
   const int32_t begin = v * 8 - (p.geometry.head_dim - p.geometry.rope_dim);
   if (begin < 0) return values;
@@ -40,8 +41,8 @@ SGL_UNROLL
 
 // Columns [k0, k1) of the heads of a group, rotated back. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
 SGL_DEVICE void load_heads_panel(const AttentionOutParams& p, const AttnOutShared& s, const AttnOutUnit& unit) {
-  const int32_t width = (unit.k1 - unit.k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k), head = p.geometry.head_dim / 8;
-  const int32_t begin = unit.group * abi::attn_out_group_k(p.geometry) + unit.k0;
+  const int32_t width = (unit.k1 - unit.k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
+  const int32_t head = p.geometry.head_dim / 8, begin = unit.group * abi::attn_out_group_k(p.geometry) + unit.k0;
 SGL_NO_UNROLL
   for (int32_t first = dialect::thread_idx(); first < total; first += kAttnOutBatch * kConsumerThreads) {
     Vec16 values[kAttnOutBatch];
@@ -99,7 +100,8 @@ SGL_UNROLL
 // Entry: all consumer threads, behind the barrier that follows store_partial.
 template <AttnOutOp kOp>
 SGL_DEVICE void finish_attn_out_tile(const AttentionOutParams& p, const AttnOutWords& words, const AttnOutUnit& unit, const float* scratch) {
-  const int32_t m = dialect::thread_idx() % 8 * 2, column = unit.row + m, width = kOp == abi::kAttnOutA ? abi::attn_out_latent(p.geometry) : p.geometry.hidden;
+  const int32_t m = dialect::thread_idx() % 8 * 2, column = unit.row + m;
+  const int32_t width = kOp == abi::kAttnOutA ? abi::attn_out_latent(p.geometry) : p.geometry.hidden;
   const bool is_whole = kOp == abi::kAttnOutA && abi::attn_out_splits(p.geometry, kOp, p.rows) == 1;
 SGL_NO_UNROLL
   for (int32_t n = dialect::thread_idx() / 8; n < p.rows; n += kConsumerThreads / 8) {

@@ -64,7 +64,8 @@ SGL_DEVICE void begin_attention_out(const AttentionOutParams& p, const AttnOutSh
   if (thread < p.rows) {
     const uint64_t position = dialect::load_plain(reinterpret_cast<const uint64_t*>(p.positions) + thread);
     if (position >= static_cast<uint64_t>(p.max_position)) {
-      sync::raise_fault(p.fault, p.rank, abi::kFaultBadPosition, 0, thread, static_cast<uint32_t>(p.max_position), static_cast<uint32_t>(position), position);
+      sync::raise_fault(p.fault, p.rank, abi::kFaultBadPosition, 0, thread, static_cast<uint32_t>(p.max_position), static_cast<uint32_t>(position),
+                        position);
     }
     s.positions()[thread] = static_cast<int32_t>(position);
   }
