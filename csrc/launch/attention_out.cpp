@@ -24,7 +24,7 @@ void require_multiple(int32_t value, int32_t of, const std::string& name) {
 
 void check_attention_out(const abi::AttentionOutParams& p, int32_t grid) {
   const abi::AttnOutGeometry& g = p.geometry;
-  require_within(p.rows, 1, abi::kAttnOutMaxRows, "rows");
+  require_within(p.rows, 1, abi::kSliceMaxRows, "rows");
   require_multiple(g.hidden, abi::kMixColumns, "hidden");
   require(g.groups > 0, "groups " + std::to_string(g.groups) + " is below 1");
   require_multiple(g.heads, g.groups, "heads");
@@ -43,7 +43,7 @@ void check_attention_out(const abi::AttentionOutParams& p, int32_t grid) {
   require(p.x_stride % 8 == 0 && p.x_stride >= g.heads * g.head_dim,
           "x_stride " + std::to_string(p.x_stride) + " is not a multiple of 8 that holds a row");
   require(p.streams != p.streams_out, "streams_out is streams");
-  const abi::AttnOutSmem shared = abi::attn_out_smem(g, p.rows);
+  const abi::SliceSmem shared = abi::attn_out_smem(g, p.rows);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not attn_out_smem of geometry and rows");
   require(shared.num_stages >= 2, "rows " + std::to_string(p.rows) + " leave the ring fewer than 2 stages");
   require(p.generation_words % 4 == 0 && p.generation_words >= abi::attn_out_handover(g, p.rows).total_words,

@@ -10,7 +10,7 @@ namespace sgl_lowlatency::launch {
 // Calls call(std::integral_constant<int32_t, kNTiles>) with the instance that takes so many rows.
 template <class Call>
 auto with_attention_out_instance(int32_t rows, const Call& call) {
-  switch (abi::attn_out_n_tiles(rows)) {
+  switch (abi::slice_n_tiles(rows)) {
     case 1: return call(std::integral_constant<int32_t, 1>{});
     case 2: return call(std::integral_constant<int32_t, 2>{});
     case 4: return call(std::integral_constant<int32_t, 4>{});

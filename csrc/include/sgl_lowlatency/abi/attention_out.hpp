@@ -3,24 +3,17 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "sgl_lowlatency/abi/fused_moe.hpp"
-#include "sgl_lowlatency/abi/weight_map.hpp"
+#include "sgl_lowlatency/abi/slice.hpp"
 
 namespace sgl_lowlatency::abi {
 
-constexpr int32_t kAttnOutMaxRows = 48;
-constexpr int32_t kStreams = 4;                             // parallel residual streams of a row (mHC)
 constexpr int32_t kMixes = (2 + kStreams) * kStreams;       // coefficients of a row: pre, post, comb
 constexpr int32_t kMixColumns = 128;                        // of the flattened streams: a unit of the mix
 constexpr int32_t kMixWords = 28;                           // of a row and unit: the mixes' partial sums, that of the squares, zeros up to a vector
 constexpr int32_t kAttnOutMaxPanel = 4096;                  // columns of the panel, of up to eight rows
 constexpr int32_t kAttnOutMaxLatent = 8192;
-constexpr int32_t kAttnOutMaxStages = 8;
-constexpr int32_t kAttnOutScaleBlock = 32;                  // rows and columns of wo_b that share a scale
-constexpr int32_t kAttnOutStageScales = kStageBytes / kTileRows / kAttnOutScaleBlock;  // of a stage of FP8
 constexpr int32_t kAttnOutMixerWarp = kNumConsumerWarps + 1;
 constexpr int32_t kAttnOutThreads = (kNumConsumerWarps + 2) * 32;  // consumers first, then the producer and the mixer
-constexpr int32_t kAttnOutSmemBytes = 232448;               // of one block on sm_90a, sm_100a and sm_103a
 static_assert(kMoeSharedCost == 2, "moe_routed_share weighs units of bf16 beside units of FP8 of as many columns");
 
 // What blocks stream weights for, in this order.
@@ -59,8 +52,6 @@ struct AttnOutGeometry {
 SGL_ABI_FUNCTION int32_t attn_out_group_k(const AttnOutGeometry& g) { return g.heads / g.groups * g.head_dim; }
 SGL_ABI_FUNCTION int32_t attn_out_latent(const AttnOutGeometry& g) { return g.groups * g.lora; }
 
-// N tiles of eight rows: the kernel's instance.
-SGL_ABI_FUNCTION int32_t attn_out_n_tiles(int32_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 6; }
 // Columns of K that a panel holds: of more rows fewer, so that it fits.
 SGL_ABI_FUNCTION int32_t attn_out_panel_k(int32_t rows) {
   return rows <= 8 ? kAttnOutMaxPanel : rows <= 16 ? kAttnOutMaxPanel / 2 : kAttnOutMaxPanel / 4;
@@ -105,51 +96,13 @@ SGL_ABI_FUNCTION AttnOutHandover attn_out_handover(const AttnOutGeometry& g, int
   return at;
 }
 
-// Dynamic shared memory of one block: byte offsets, multiples of 16.
-struct AttnOutSmem {
-  int32_t barriers;   // full[kAttnOutMaxStages], empty[kAttnOutMaxStages] as uint64_t
-  int32_t state;      // AttnOutBlockState
-  int32_t positions;  // [rows] int32
-  int32_t zero_row;   // 16 zero bytes: what columns without a row read
-  int32_t scales;     // [num_stages][kAttnOutStageScales] float: of the stage's rows of wo_b
-  int32_t scratch;    // [2][kNumConsumerWarps][rows][kScratchPitch] float: what warps add up
-  int32_t panel;      // [rows] of panel_row_bytes(panel_k)
-  int32_t ring;       // [num_stages] of kStageBytes, at a multiple of 1024
-  int32_t panel_k;    // columns of the panel
-  int32_t num_stages;
-  int32_t total_bytes;
-};
-struct AttnOutBlockState {
-  int32_t generation;      // of this launch, 0 or 1
-  int32_t words_to_clear;  // of the other generation
-  int32_t reserved[2];
-};
-SGL_ABI_FUNCTION AttnOutSmem attn_out_smem(const AttnOutGeometry& g, int32_t rows) {
-  AttnOutSmem at{};
-  int32_t end = 0;
-  const auto take = [&](int32_t bytes) {
-    const int32_t begin = end;
-    end += (bytes + 15) / 16 * 16;
-    return begin;
-  };
-  const int32_t widest = attn_out_group_k(g) > attn_out_latent(g) ? attn_out_group_k(g) : attn_out_latent(g);
-  at.panel_k = attn_out_panel_k(rows) < widest ? attn_out_panel_k(rows) : widest;
-  at.barriers = take(2 * kAttnOutMaxStages * 8);
-  at.state = take(static_cast<int32_t>(sizeof(AttnOutBlockState)));
-  at.positions = take(rows * 4);
-  at.zero_row = take(16);
-  at.scales = take(kAttnOutMaxStages * kAttnOutStageScales * 4);
-  at.scratch = take(2 * kNumConsumerWarps * rows * kScratchPitch * 4);
-  at.panel = take(rows * panel_row_bytes(at.panel_k));
-  at.ring = (end + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
-  const int32_t fit = (kAttnOutSmemBytes - at.ring) / kStageBytes;
-  at.num_stages = fit < kAttnOutMaxStages ? fit : kAttnOutMaxStages;
-  at.total_bytes = at.ring + at.num_stages * kStageBytes;
-  return at;
+SGL_ABI_FUNCTION SliceSmem attn_out_smem(const AttnOutGeometry& g, int32_t rows) {
+  const int32_t widest = attn_out_group_k(g) > attn_out_latent(g) ? attn_out_group_k(g) : attn_out_latent(g), most = attn_out_panel_k(rows);
+  return slice_smem(rows, most < widest ? most : widest);
 }
 
 struct AttentionOutParams {
-  int32_t rows;  // 1..kAttnOutMaxRows
+  int32_t rows;  // 1..kSliceMaxRows
   AttnOutGeometry geometry;
   int32_t sinkhorn_iterations;  // at least 1: rows, then columns of comb are normalised so often
   float mix_eps;                // added to pre, to comb and to the sums it is divided by
@@ -157,7 +110,7 @@ struct AttentionOutParams {
   float norm_eps;
   int32_t max_position;   // rows of freqs
   int32_t x_stride;       // elements from row to row of x, a multiple of 8
-  AttnOutSmem shared;     // attn_out_smem of geometry and rows
+  SliceSmem shared;     // attn_out_smem of geometry and rows
   uint64_t deadline_ns;   // of a wait for another block; a wait for the ring lasts twice as long
   int32_t rank;           // for the fault record
 
@@ -179,7 +132,7 @@ struct AttentionOutParams {
   uint64_t* trace;      // [grid, kNumAttnOutPoints] of timer_ns, or null
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
   int32_t generation_words;  // a multiple of 4, at least attn_out_handover(geometry, rows).total_words
-  MoeState* state;      // as fused_moe's, one of its own
+  SliceState* state;
   FaultRecord* fault;   // host-visible
 };
 static_assert(sizeof(AttentionOutParams) <= 4096, "parameters of a launch");

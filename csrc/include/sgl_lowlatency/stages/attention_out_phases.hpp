@@ -1,25 +1,15 @@
 // The consumers of an attention_out block: its units of wo_a and wo_b, from panel to hand-over words.
 #pragma once
-#include <type_traits>
-
-#include "sgl_lowlatency/stages/attention_out_tile.hpp"
 #include "sgl_lowlatency/stages/attention_out_state.hpp"
+#include "sgl_lowlatency/stages/slice_op.hpp"
 
 namespace sgl_lowlatency::stages {
 
 constexpr int32_t kAttnOutBatch = 4;   // vectors that a thread asks for at a time
-constexpr int32_t kAttnOutNoPanel = -1;
-
-// What a consumer keeps from unit to unit.
-struct AttnOutConsumer {
-  RingCursor at;
-  int32_t panel = kAttnOutNoPanel;
-  int32_t half = 0;  // of scratch, that the next unit writes
-};
 
 // Eight values of a head rotated back, v of head_dim / 8: (a, b) of an angle become (a cos + b sin, b cos - a sin), rounded to bf16 as SGLang stores
 // them.
-SGL_DEVICE Vec16 rotate_back(const AttentionOutParams& p, const AttnOutShared& s, int32_t row, int32_t v, Vec16 values) {
+SGL_DEVICE Vec16 rotate_back(const AttentionOutParams& p, const SliceShared& s, int32_t row, int32_t v, Vec16 values) {
   const int32_t begin = v * 8 - (p.geometry.head_dim - p.geometry.rope_dim);
   if (begin < 0) return values;
   int32_t position = s.positions()[row];
@@ -40,7 +30,7 @@ SGL_UNROLL
 }
 
 // Columns [k0, k1) of the heads of a group, rotated back. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
-SGL_DEVICE void load_heads_panel(const AttentionOutParams& p, const AttnOutShared& s, const AttnOutUnit& unit) {
+SGL_DEVICE void load_heads_panel(const AttentionOutParams& p, const SliceShared& s, const SliceUnit& unit) {
   const int32_t width = (unit.k1 - unit.k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
   const int32_t head = p.geometry.head_dim / 8, begin = unit.group * abi::attn_out_group_k(p.geometry) + unit.k0;
 SGL_NO_UNROLL
@@ -65,7 +55,7 @@ SGL_UNROLL
 }
 
 // Columns [k0, k1) of the latent rows, as soon as they are there. Entry and end: as load_heads_panel.
-SGL_DEVICE void load_latent_panel(const AttentionOutParams& p, const AttnOutShared& s, const AttnOutWords& words, const AttnOutUnit& unit) {
+SGL_DEVICE void load_latent_panel(const AttentionOutParams& p, const SliceShared& s, const AttnOutWords& words, const SliceUnit& unit) {
   const int32_t width = (unit.k1 - unit.k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
   const int32_t row_words = abi::attn_out_latent(p.geometry) / 2;
 SGL_NO_UNROLL
@@ -99,25 +89,19 @@ SGL_UNROLL
 // Adds up the warps' parts of a tile, in their order, and hands it over: of wo_a pairs of bf16, or one split's sums of it; of wo_b one split's sums.
 // Entry: all consumer threads, behind the barrier that follows store_partial.
 template <AttnOutOp kOp>
-SGL_DEVICE void finish_attn_out_tile(const AttentionOutParams& p, const AttnOutWords& words, const AttnOutUnit& unit, const float* scratch) {
+SGL_DEVICE void finish_attn_out_tile(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, const float* scratch) {
   const int32_t m = dialect::thread_idx() % 8 * 2, column = unit.row + m;
   const int32_t width = kOp == abi::kAttnOutA ? abi::attn_out_latent(p.geometry) : p.geometry.hidden;
   const bool is_whole = kOp == abi::kAttnOutA && abi::attn_out_splits(p.geometry, kOp, p.rows) == 1;
 SGL_NO_UNROLL
   for (int32_t n = dialect::thread_idx() / 8; n < p.rows; n += kConsumerThreads / 8) {
-    float y[2] = {0.0f, 0.0f};
-SGL_UNROLL
-    for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) {
-      const Float2 part = *reinterpret_cast<const Float2*>(scratch + (w * p.rows + n) * abi::kScratchPitch + m);
-      y[0] += part.x;
-      y[1] += part.y;
-    }
+    const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
     if (dialect::planted(dialect::Planted::kWithheldSignal) && kOp == abi::kAttnOutA && unit.row == 0) continue;
     if (is_whole) {
-      uint32_t word[1] = {pack_bf16(y[0], y[1])};
+      uint32_t word[1] = {pack_bf16(y.x, y.y)};
       sync::publish(words.latent() + (n * width + column) / 2, word);
     } else {
-      uint32_t word[2] = {dialect::float_to_bits(y[0]), dialect::float_to_bits(y[1])};
+      uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
       uint32_t* const to = kOp == abi::kAttnOutA ? words.partial() : words.output();
       sync::publish(to + (static_cast<int64_t>(unit.split) * p.rows + n) * width + column, word);
     }
@@ -126,54 +110,17 @@ SGL_UNROLL
 
 // Entry: all consumer threads.
 template <AttnOutOp kOp, int32_t kNTiles>
-SGL_DEVICE void run_attn_out_op(const AttentionOutParams& p, const AttnOutShared& s, const AttnOutWords& words, AttnOutConsumer& state) {
-  constexpr int32_t kElementBytes = kOp == abi::kAttnOutA ? 2 : 1, kStageK = abi::stage_k(kElementBytes), kChunkK = abi::chunk_k(kElementBytes);
-  using Tile = std::conditional_t<kOp == abi::kAttnOutA, DraftTile<kNTiles>, BlockScaledTile<kNTiles>>;
-  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, pitch = abi::panel_row_bytes(p.shared.panel_k);
-  const abi::TileRange own = attn_out_units(p, kOp);
-  state.panel = kAttnOutNoPanel;
-SGL_NO_UNROLL
-  for (int32_t i = own.begin; i < own.begin + own.count; ++i) {
-    const AttnOutUnit unit = attn_out_unit(p, kOp, i);
-    if (unit.panel != state.panel) {
-      sync_consumers();  // everybody has read what the panel holds
-      if (kOp == abi::kAttnOutA) {
-        load_heads_panel(p, s, unit);
-      } else {
-        load_latent_panel(p, s, words, unit);
-      }
-      state.panel = unit.panel;
-    }
-    Tile tile;
-SGL_NO_UNROLL
-    for (int32_t k = unit.k0; k < unit.k1; k += kStageK) {
-      if (!dialect::planted(dialect::Planted::kRingNoWait)) {
-        sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, kOp, state.at.stage, s.full(state.at.stage), state.at.parity);
-      }
-      const int32_t chunk = k + warp * kChunkK;  // its first column
-      if (chunk < unit.k1) {
-        const auto row_of = [&](int32_t row) {
-          const bool is_row = row < p.rows;
-          return PanelRow{is_row ? s.panel() + row * pitch + (chunk - unit.k0 + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
-        };
-        if constexpr (kOp == abi::kAttnOutA) {
-          tile.multiply(s.stage(state.at.stage), warp, lane, row_of);
+SGL_DEVICE void run_attn_out_op(const AttentionOutParams& p, const SliceShared& s, const AttnOutWords& words, SliceConsumer& state) {
+  run_slice_op<kOp == abi::kAttnOutA ? 2 : 1, kNTiles>(
+      fault_sink(p), s, p.rows, kOp, attn_out_units(p, kOp), [&](int32_t i) { return attn_out_unit(p, kOp, i); },
+      [&](const SliceUnit& unit) {
+        if (kOp == abi::kAttnOutA) {
+          load_heads_panel(p, s, unit);
         } else {
-          tile.multiply(s.stage(state.at.stage), warp, lane, s.scales(state.at.stage) + warp * (kChunkK / abi::kAttnOutScaleBlock), row_of);
+          load_latent_panel(p, s, words, unit);
         }
-      }
-      dialect::sync_warp();
-      // Pairs with the producer's wait for `empty`: the warp has read the stage and its scales.
-      if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
-      state.at.advance(p.shared.num_stages);
-    }
-    float* const scratch = s.scratch() + state.half * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
-    store_partial<kNTiles>(scratch + warp * p.rows * abi::kScratchPitch, p.rows, lane, tile);
-    // The unit before last was finished from the half that the next one writes: before this barrier.
-    if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();
-    finish_attn_out_tile<kOp>(p, words, unit, scratch);
-    state.half ^= 1;
-  }
+      },
+      [&](const SliceUnit& unit, const float* scratch) { finish_attn_out_tile<kOp>(p, words, unit, scratch); }, state);
 }
 
 }  // namespace sgl_lowlatency::stages

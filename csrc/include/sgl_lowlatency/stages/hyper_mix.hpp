@@ -159,7 +159,7 @@ SGL_UNROLL
 }
 
 // Clears the block's share of what the launch before has used: nobody reads it, and the launch behind this one uses it again.
-SGL_DEVICE void clear_attn_out_words(const AttentionOutParams& p, const AttnOutShared& s) {
+SGL_DEVICE void clear_attn_out_words(const AttentionOutParams& p, const SliceShared& s) {
   const int32_t lane = dialect::thread_idx() % 32;
   uint32_t* const other = p.workspace + static_cast<int64_t>(1 - s.state()->generation) * p.generation_words;
 SGL_NO_UNROLL
@@ -169,7 +169,7 @@ SGL_NO_UNROLL
 }
 
 // Entry: all lanes of the mixer warp.
-SGL_DEVICE void mix_streams(const AttentionOutParams& p, const AttnOutShared& s) {
+SGL_DEVICE void mix_streams(const AttentionOutParams& p, const SliceShared& s) {
   const AttnOutWords words = attn_out_words(p, s);
   const abi::TileRange own = abi::even_share(abi::attn_out_mix_units(p.geometry), dialect::block_idx(), dialect::grid_dim());
 SGL_NO_UNROLL

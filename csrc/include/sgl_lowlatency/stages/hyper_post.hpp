@@ -6,60 +6,19 @@
 // A warp takes 128 columns of a row. The place of a sum over ranks is between the sum over splits and its rounding.
 #pragma once
 #include "sgl_lowlatency/stages/attention_out_state.hpp"
+#include "sgl_lowlatency/stages/split_sums.hpp"
 
 namespace sgl_lowlatency::stages {
-
-constexpr int32_t kSplitBatch = 4;  // splits that a lane asks for at a time
-
-// Four consecutive floats of `splits` buffers that are `stride` words apart, added up in their order. Each calling thread polls by itself.
-SGL_DEVICE void await_split_sums(const AttentionOutParams& p, abi::AttnOutEdge edge, const uint32_t* buffer, int32_t first, int32_t stride,
-                                 int32_t splits, float (&sum)[4]) {
-  sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
-SGL_NO_UNROLL
-  for (int32_t begin = 0; begin < splits; begin += kSplitBatch) {
-    uint32_t part[kSplitBatch][4];
-SGL_UNROLL
-    for (int32_t i = 0; i < kSplitBatch; ++i) part[i][0] = part[i][1] = part[i][2] = part[i][3] = begin + i < splits ? abi::kUnwritten : 0u;
-    sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, edge, static_cast<uint32_t>(first + begin * stride),
-        [&] {
-          bool is_complete = true;
-SGL_UNROLL
-          for (int32_t i = 0; i < kSplitBatch; ++i) {
-            if (!sync::is_written(part[i])) dialect::load_words(part[i], buffer + first + static_cast<int64_t>(begin + i) * stride);
-          }
-SGL_UNROLL
-          for (int32_t i = 0; i < kSplitBatch; ++i) is_complete = is_complete && sync::is_written(part[i]);
-          return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
-        },
-        [] { return abi::kUnwritten; });
-SGL_UNROLL
-    for (int32_t i = 0; i < kSplitBatch; ++i) {
-SGL_UNROLL
-      for (int32_t j = 0; j < 4; ++j) sum[j] += dialect::bits_to_float(part[i][j]);
-    }
-  }
-}
-
-// The warp's pieces, 128 columns of a row each, of matrices [rows, width]: number i is piece i % (width / 128) of row i / (width / 128).
-template <class Visit>
-SGL_DEVICE void visit_pieces(const AttentionOutParams& p, int32_t width, const Visit& visit) {
-  const int32_t warp = dialect::thread_idx() / 32, pieces = width / 128;
-SGL_NO_UNROLL
-  for (int32_t i = dialect::block_idx() + warp * dialect::grid_dim(); i < p.rows * pieces; i += dialect::grid_dim() * abi::kNumConsumerWarps) {
-    visit(i / pieces, i % pieces);
-  }
-}
 
 // The latent rows of several splits of K: sums, rounded. Entry: all consumer threads.
 SGL_DEVICE void join_latent(const AttentionOutParams& p, const AttnOutWords& words) {
   const int32_t splits = abi::attn_out_splits(p.geometry, abi::kAttnOutA, p.rows), latent = abi::attn_out_latent(p.geometry);
   if (splits == 1) return;
   const int32_t lane = dialect::thread_idx() % 32;
-  visit_pieces(p, latent, [&](int32_t row, int32_t piece) {
+  visit_pieces(p.rows, latent, [&](int32_t row, int32_t piece) {
     const int32_t at = row * latent + piece * 128 + lane * 4;
     float sum[4];
-    await_split_sums(p, abi::kAttnOutEdgePartial, words.partial(), at, p.rows * latent, splits, sum);
+    await_split_sums(fault_sink(p), abi::kAttnOutEdgePartial, words.partial(), at, p.rows * latent, splits, sum);
     uint32_t word[2] = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3])};
     sync::publish(words.latent() + at / 2, word);
   });
@@ -99,7 +58,7 @@ SGL_UNROLL
     for (int32_t i = 0; i < 2; ++i) pair[j][i] = dialect::load_plain(reinterpret_cast<const uint32_t*>(p.streams + stream(j)) + i);
   }
   await_coefficients(p, words, row, c);
-  await_split_sums(p, abi::kAttnOutEdgeOutput, words.output(), row * hidden + column, p.rows * hidden,
+  await_split_sums(fault_sink(p), abi::kAttnOutEdgeOutput, words.output(), row * hidden + column, p.rows * hidden,
                    abi::attn_out_splits(p.geometry, abi::kAttnOutB, p.rows), y);
 SGL_UNROLL
   for (int32_t i = 0; i < 4; ++i) {

@@ -14,9 +14,9 @@
 //           before this is; launches of one workspace follow one another.
 #pragma once
 #include "sgl_lowlatency/stages/attention_out_phases.hpp"
-#include "sgl_lowlatency/stages/attention_out_ring.hpp"
 #include "sgl_lowlatency/stages/hyper_mix.hpp"
 #include "sgl_lowlatency/stages/hyper_post.hpp"
+#include "sgl_lowlatency/stages/slice_ring.hpp"
 
 namespace sgl_lowlatency::kernels {
 
@@ -34,9 +34,9 @@ SGL_DEVICE void close_attention_out(const AttentionOutParams& p, int32_t generat
 
 // Entry: all consumer threads, after the barrier of begin_attention_out.
 template <int32_t kNTiles>
-SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const AttnOutShared& s) {
+SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceShared& s) {
   const AttnOutWords words = attn_out_words(p, s);
-  AttnOutConsumer state;
+  SliceConsumer state;
   const auto pass = [&](abi::AttnOutPoint point) {
     if (p.trace == nullptr || dialect::thread_idx() != 0) return;
     dialect::store_plain(p.trace + dialect::block_idx() * abi::kNumAttnOutPoints + point, dialect::timer_ns());
@@ -48,16 +48,27 @@ SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const AttnOut
   pass(abi::kAttnOutPointJoin);
   run_attn_out_op<abi::kAttnOutB, kNTiles>(p, s, words, state);
   pass(abi::kAttnOutPointB);
-  visit_pieces(p, p.geometry.hidden, [&](int32_t row, int32_t piece) { post_piece(p, words, row, piece); });
+  visit_pieces(p.rows, p.geometry.hidden, [&](int32_t row, int32_t piece) { post_piece(p, words, row, piece); });
   pass(abi::kAttnOutPointPost);
-  visit_pieces(p, p.geometry.hidden, [&](int32_t row, int32_t piece) { norm_piece(p, words, row, piece); });
+  visit_pieces(p.rows, p.geometry.hidden, [&](int32_t row, int32_t piece) { norm_piece(p, words, row, piece); });
   pass(abi::kAttnOutPointNorm);
   if (dialect::thread_idx() == 0) close_attention_out(p, s.state()->generation);
 }
 
+// Entry: all lanes of the producer warp; one of them does the work.
+SGL_DEVICE void produce_attention_out(const AttentionOutParams& p, const SliceShared& s) {
+  if (dialect::thread_idx() % 32 != 0) return;
+  RingCursor at;
+  const int32_t scale_pitch = abi::attn_out_latent(p.geometry) / abi::kSliceScaleBlock;
+  produce_slice_op<2>(fault_sink(p), s, abi::kAttnOutA, p.maps + abi::kAttnOutA, nullptr, 0, attn_out_units(p, abi::kAttnOutA),
+                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutA, i); }, at);
+  produce_slice_op<1>(fault_sink(p), s, abi::kAttnOutB, p.maps + abi::kAttnOutB, p.scales, scale_pitch, attn_out_units(p, abi::kAttnOutB),
+                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutB, i); }, at);
+}
+
 // Positions, which generation it is and what is to be cleared, from what the launch in front has left. Entry: consumers and the mixer warp; whoever
 // reads what that launch wrote is behind this. Ends with a barrier of theirs. A position without a row of freqs ends the launch with a record.
-SGL_DEVICE void begin_attention_out(const AttentionOutParams& p, const AttnOutShared& s) {
+SGL_DEVICE void begin_attention_out(const AttentionOutParams& p, const SliceShared& s) {
   constexpr int32_t kAllButTheProducer = 2;  // named barrier
   const int32_t thread = dialect::thread_idx();
   if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
@@ -80,7 +91,7 @@ SGL_DEVICE void begin_attention_out(const AttentionOutParams& p, const AttnOutSh
 // then the roles part for good. The producer streams weights, which nobody writes, while the launch in front is still running.
 template <int32_t kNTiles>
 SGL_DEVICE void attention_out_body(const AttentionOutParams& p) {
-  const AttnOutShared s{p.shared};
+  const SliceShared s{p.shared};
   const int32_t thread = dialect::thread_idx(), warp = thread / 32;
   if (thread == kConsumerThreads) {
     for (int32_t i = 0; i < p.shared.num_stages; ++i) {
@@ -93,7 +104,7 @@ SGL_DEVICE void attention_out_body(const AttentionOutParams& p) {
   dialect::sync_block();
   dialect::allow_next_launch();
   if (warp == abi::kNumConsumerWarps) {
-    produce_attn_out_weights(p, s);
+    produce_attention_out(p, s);
     return;
   }
   begin_attention_out(p, s);

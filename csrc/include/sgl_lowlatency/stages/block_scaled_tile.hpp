@@ -1,6 +1,6 @@
 // A warp's tile of FP8 with a scale for every 32 columns: DraftTile's counterpart, over a chunk of a stage at a time.
 #pragma once
-#include "sgl_lowlatency/abi/attention_out.hpp"
+#include "sgl_lowlatency/abi/slice.hpp"
 #include "sgl_lowlatency/stages/block_float.hpp"
 #include "sgl_lowlatency/stages/draft_tile.hpp"
 
@@ -20,7 +20,7 @@ struct BlockScaledTile {
   template <class RowOf>
   SGL_DEVICE void multiply(const char* stage, int32_t chunk, int32_t lane, const float* scales, const RowOf& row_of) {
     constexpr int32_t kPairs = abi::chunk_k(1) / 32;
-    static_assert(abi::kAttnOutScaleBlock == 32, "a step has one scale");
+    static_assert(abi::kSliceScaleBlock == 32, "a step has one scale");
     const char* const weights = stage + abi::stage_offset(chunk, 0, 0);
     const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first two k16 steps; their number is xored in
 SGL_UNROLL
