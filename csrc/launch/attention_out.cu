@@ -20,7 +20,7 @@ void check(cudaError_t error, const char* call) {
 
 // The rows' instance with its shared-memory limit raised.
 Kernel prepare(int32_t rows, int32_t shared_bytes) {
-  const Kernel kernel = with_attention_out_instance(rows, [](auto n_tiles) -> Kernel { return kernels::attention_out<decltype(n_tiles)::value>; });
+  const Kernel kernel = with_slice_instance(rows, [](auto n_tiles) -> Kernel { return kernels::attention_out<decltype(n_tiles)::value>; });
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "cudaFuncSetAttribute(shared memory)");
   return kernel;

@@ -18,14 +18,14 @@ from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, kernel_dev
 
 __all__ = ["MAX_ROWS", "MIXES", "POINTS", "STREAMS", "AttentionOut", "AttentionOutSizes", "AttentionOutWeights"]
 
-MAX_ROWS: int = _C.abi.kAttnOutMaxRows
+MAX_ROWS: int = _C.abi.kSliceMaxRows
 STREAMS: int = _C.abi.kStreams
 MIXES: int = _C.abi.kMixes  # coefficients of a row: pre [4], post [4], comb [4, 4]
 MAX_PANEL: int = _C.abi.kAttnOutMaxPanel
 MAX_LATENT: int = _C.abi.kAttnOutMaxLatent
 POINTS: tuple[str, ...] = tuple(_C.abi.kAttnOutPointNames)  # of a block's way through a launch: what it has begun or done
 MAX_SCALE, MIN_SCALE = 2.0**7, 2.0**-100  # of wo_b
-_BLOCK: int = _C.abi.kAttnOutScaleBlock
+_BLOCK: int = _C.abi.kSliceScaleBlock
 
 
 @dataclasses.dataclass(frozen=True)

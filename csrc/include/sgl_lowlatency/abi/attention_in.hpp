@@ -14,7 +14,7 @@ constexpr int32_t kKvScales = (kHeadDim - kHeadRope) / kKvGroup;
 constexpr int32_t kKvDataBytes = kHeadDim - kHeadRope + 2 * kHeadRope;  // of a slot: e4m3, then bf16
 constexpr int32_t kKvScaleBytes = 8;             // of a slot: e8m0 each, and a byte of padding
 constexpr int32_t kAttnInPanel = 1024;           // columns of a split of wqkv_a
-constexpr int32_t kAttnInMaxLora = 1536;         // what a panel of kSliceMaxRows rows leaves the ring two stages of
+constexpr int32_t kAttnInMaxLora = 1408;         // what a panel of kSliceMaxRows rows leaves the ring two stages of
 constexpr int32_t kAttnInThreads = kNumThreads;  // consumers first, then the producer
 static_assert(kKvScales < kKvScaleBytes, "a slot's scales fit");
 

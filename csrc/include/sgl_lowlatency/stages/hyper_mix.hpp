@@ -8,6 +8,7 @@
 // Every block has a share of the columns, for all rows; one block a row adds up and normalises. All of it is hidden behind the weights' stream.
 #pragma once
 #include "sgl_lowlatency/stages/attention_out_state.hpp"
+#include "sgl_lowlatency/stages/slice_launch.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -158,16 +159,6 @@ SGL_UNROLL
   sync::publish(words.coefficients() + row * abi::kMixes + vector * 4, word);
 }
 
-// Clears the block's share of what the launch before has used: nobody reads it, and the launch behind this one uses it again.
-SGL_DEVICE void clear_attn_out_words(const AttentionOutParams& p, const SliceShared& s) {
-  const int32_t lane = dialect::thread_idx() % 32;
-  uint32_t* const other = p.workspace + static_cast<int64_t>(1 - s.state()->generation) * p.generation_words;
-SGL_NO_UNROLL
-  for (int32_t v = dialect::block_idx() * 32 + lane; v < s.state()->words_to_clear / 4; v += dialect::grid_dim() * 32) {
-    dialect::clear_words(other + static_cast<int64_t>(v) * 4);
-  }
-}
-
 // Entry: all lanes of the mixer warp.
 SGL_DEVICE void mix_streams(const AttentionOutParams& p, const SliceShared& s) {
   const AttnOutWords words = attn_out_words(p, s);
@@ -176,7 +167,7 @@ SGL_NO_UNROLL
   for (int32_t unit = own.begin; unit < own.begin + own.count; ++unit) mix_unit(p, words, unit);
 SGL_NO_UNROLL
   for (int32_t row = dialect::grid_dim() - 1 - dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) make_coefficients(p, words, row);
-  clear_attn_out_words(p, s);
+  clear_slice_words(p, s, dialect::thread_idx() % 32, 32);
 }
 
 }  // namespace sgl_lowlatency::stages

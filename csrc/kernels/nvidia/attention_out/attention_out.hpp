@@ -16,23 +16,14 @@
 #include "sgl_lowlatency/stages/attention_out_phases.hpp"
 #include "sgl_lowlatency/stages/hyper_mix.hpp"
 #include "sgl_lowlatency/stages/hyper_post.hpp"
+#include "sgl_lowlatency/stages/slice_launch.hpp"
 #include "sgl_lowlatency/stages/slice_ring.hpp"
 
 namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-// The last block out closes the launch. Entry: one thread of each block, behind a barrier that follows the block's reads of the state.
-SGL_DEVICE void close_attention_out(const AttentionOutParams& p, int32_t generation) {
-  // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the stores below come after every block's reads of the state.
-  if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
-  dialect::store_plain(p.state->exit_ticket, 0u);
-  dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
-  dialect::store_plain(p.state->used_words + generation, abi::attn_out_handover(p.geometry, p.rows).total_words);
-  dialect::store_plain(p.state->used_words + (1 - generation), 0);
-}
-
-// Entry: all consumer threads, after the barrier of begin_attention_out.
+// Entry: all consumer threads, after the barrier of begin_slice.
 template <int32_t kNTiles>
 SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceShared& s) {
   const AttnOutWords words = attn_out_words(p, s);
@@ -52,7 +43,7 @@ SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceSh
   pass(abi::kAttnOutPointPost);
   visit_pieces(p.rows, p.geometry.hidden, [&](int32_t row, int32_t piece) { norm_piece(p, words, row, piece); });
   pass(abi::kAttnOutPointNorm);
-  if (dialect::thread_idx() == 0) close_attention_out(p, s.state()->generation);
+  if (dialect::thread_idx() == 0) close_slice(p, s.state()->generation, words.at.total_words);
 }
 
 // Entry: all lanes of the producer warp; one of them does the work.
@@ -66,48 +57,21 @@ SGL_DEVICE void produce_attention_out(const AttentionOutParams& p, const SliceSh
                       [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutB, i); }, at);
 }
 
-// Positions, which generation it is and what is to be cleared, from what the launch in front has left. Entry: consumers and the mixer warp; whoever
-// reads what that launch wrote is behind this. Ends with a barrier of theirs. A position without a row of freqs ends the launch with a record.
-SGL_DEVICE void begin_attention_out(const AttentionOutParams& p, const SliceShared& s) {
-  constexpr int32_t kAllButTheProducer = 2;  // named barrier
-  const int32_t thread = dialect::thread_idx();
-  if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
-  if (thread < p.rows) {
-    const uint64_t position = dialect::load_plain(reinterpret_cast<const uint64_t*>(p.positions) + thread);
-    if (position >= static_cast<uint64_t>(p.max_position)) {
-      sync::raise_fault(p.fault, p.rank, abi::kFaultBadPosition, 0, thread, static_cast<uint32_t>(p.max_position), static_cast<uint32_t>(position),
-                        position);
-    }
-    s.positions()[thread] = static_cast<int32_t>(position);
-  }
-  if (thread == 0) {
-    const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
-    *s.state() = {generation, dialect::load_plain(p.state->used_words + (1 - generation)), {0, 0}};
-  }
-  dialect::sync_named(kAllButTheProducer, abi::kAttnOutThreads - 32);
-}
-
 // Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and the zero row, and
 // then the roles part for good. The producer streams weights, which nobody writes, while the launch in front is still running.
 template <int32_t kNTiles>
 SGL_DEVICE void attention_out_body(const AttentionOutParams& p) {
   const SliceShared s{p.shared};
   const int32_t thread = dialect::thread_idx(), warp = thread / 32;
-  if (thread == kConsumerThreads) {
-    for (int32_t i = 0; i < p.shared.num_stages; ++i) {
-      dialect::mbarrier_init(s.full(i), 1);
-      dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
-    }
-    dialect::mbarrier_init_fence();
-  }
-  if (thread < 4) reinterpret_cast<uint32_t*>(s.zero_row())[thread] = 0u;
+  init_slice(s);
   dialect::sync_block();
   dialect::allow_next_launch();
   if (warp == abi::kNumConsumerWarps) {
     produce_attention_out(p, s);
     return;
   }
-  begin_attention_out(p, s);
+  constexpr int32_t kAllButTheProducer = 2;  // named barrier
+  begin_slice(p, s, kAllButTheProducer, abi::kAttnOutThreads - 32);
   if (warp == abi::kAttnOutMixerWarp) {
     mix_streams(p, s);
   } else {
