@@ -24,7 +24,7 @@ SHAPES = [  # sizes, grid
 def test_rows(sizes, grid):
     """Launches of different rows, of every instance of the kernel, alternate on one workspace."""
     layer = Layer(sizes, grid=grid)
-    for seed, rows in enumerate((1, 6, 12, 48, 9, 17, 1)):
+    for seed, rows in enumerate((1, 6, 12, 48, 9, 17, 1) if sizes is SMALL else (1, 12, 48, 6)):
         layer.kernel.emulation.seed = seed
         inputs = layer.inputs(rows, seed)
         layer.run(*inputs)
