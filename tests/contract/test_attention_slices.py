@@ -1,5 +1,5 @@
-"""The oracle of attention_out computes what SGLang does: its Triton kernels in the interpreter, in a process of its own, its torch functions here;
-and how they are called, pinned in SGLang's text."""
+"""The oracles of attention_in and attention_out compute what SGLang does: its Triton kernels in the interpreter, in a process of its own, its torch
+functions here; and how they are called, pinned in SGLang's text."""
 
 import subprocess
 import sys
@@ -9,10 +9,12 @@ import pytest
 import torch
 
 pytest.importorskip("sglang")
+from attention_in_cases import Layer as InLayer  # noqa: E402
 from attention_out_cases import REAL, random_weights  # noqa: E402
 from sglang_source import source  # noqa: E402
 
 from sgl_lowlatency.kernels.attention_out import AttentionOutSizes  # noqa: E402
+from sgl_lowlatency.reference import attention_in as in_oracle  # noqa: E402
 from sgl_lowlatency.reference import attention_out as oracle  # noqa: E402
 
 ROWS = 5
@@ -32,10 +34,20 @@ def case():
 
 
 @pytest.fixture(scope="module")
-def sglangs(case, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hyper")
-    torch.save(case[1], folder / "case.pt")
-    script = Path(__file__).with_name("interpreted_hyper_connection.py")
+def stored():
+    """attention_in behind a launch, and the slots that it wrote."""
+    layer = InLayer()
+    inputs = layer.inputs(ROWS)
+    layer.run(*inputs)
+    return layer, inputs
+
+
+@pytest.fixture(scope="module")
+def sglangs(case, stored, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slices")
+    cache = stored[0].cache
+    torch.save({**case[1], "pages": cache.pages, "slots": stored[1][3], "page_size": cache.page_size}, folder / "case.pt")
+    script = Path(__file__).with_name("interpreted_attention_slices.py")
     done = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return torch.load(folder / "found.pt")
@@ -92,6 +104,31 @@ def test_torch_functions_agree(case):
     assert torch.allclose(found.double(), streams, rtol=1e-4, atol=1e-4)
 
 
+def test_queries_are_rotated_as_by_sglang(case, sglangs):
+    weights, c = case
+    assert_stored_as(sglangs["q"], in_oracle.rotate(c["x"], weights.freqs_cis, c["positions"]))
+
+
+def test_sglang_reads_the_kv_rows_that_attention_in_writes(stored, sglangs):
+    """As the oracle reads them, and they are the row that was meant, as far as FP8 goes."""
+    layer, (streams, pre, positions, slots) = stored
+    rows = in_oracle.read_slots(layer.cache, slots.long())
+    assert torch.equal(sglangs["kv"].double(), rows)
+    wanted = in_oracle.outputs(layer.sizes, layer.weights, streams, pre, positions)[0].kv
+    assert 1e-3 < float((rows - wanted).norm() / wanted.norm()) < 0.04
+
+
+def test_the_norm_is_sglangs():
+    """RMSNorm as SGLang's layer has it in torch."""
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    own = RMSNorm(1280, eps=1e-6)
+    x, weight = (torch.randn(*shape, generator=torch.Generator().manual_seed(4)).bfloat16() for shape in ((5, 1280), (1280,)))
+    own.weight.data = weight
+    wanted = in_oracle.norm(x.double(), weight, 1e-6)
+    assert bool(((own.forward_native(x).double() - wanted).abs() <= wanted.abs() * 2.0**-8 * 1.01).all())
+
+
 def test_how_sglang_calls_them():
     layer, mhc = source("srt.models.deepseek_v4"), source("srt.models.deepseek_v4_mhc")
     rope = layer[layer.index("elif inv_rope is None and not fuse_rope_wo_a:") :][:500]
@@ -105,3 +142,26 @@ def test_how_sglang_calls_them():
     assert "pre, post_mix, comb = coefficients" in mhc and "coefficients = _compute_triplet(hc, residual, stats_stream, precomputed)" in mhc
     combine = mhc[mhc.index("def _combine(") :]
     assert "x, apply_pre = state.residual, state.pre" in combine and "0 < x.shape[0] <= 96" in combine
+
+
+def test_how_sglang_calls_those_in_front():
+    layer, kernel = source("srt.models.deepseek_v4"), source("kernels.ops.attention.dsv4.norm_rope")
+    assert "q_lora = qkv_a[..., : self.q_lora_rank]" in layer and "kv = qkv_a[..., self.q_lora_rank :]" in layer  # rows q | kv of wqkv_a
+    assert "q_head_norm = False" in source("srt.configs.deepseek_v41")
+    assert "if not self.q_head_norm:" in layer and "None,  # eps = None means no norm" in layer
+    assert "kv_weight=self.kv_norm.weight.data" in layer and "layout: Union[KVLayout, str] = KVLayout.V4" in kernel
+    pool = source("srt.mem_cache.deepseek_v4_memory_pool")
+    assert 'if mode == "auto" and not is_sm100:\n        return KVLayout.V4, None' in pool
+    assert "if apply_pre is None:\n        return norm(x[:, 0, :])" in source("srt.models.deepseek_v4_mhc")
+
+
+def test_the_rule_of_a_kv_rows_scales_is_what_sglangs_kernel_has():
+    """Text: it runs on a GPU alone."""
+    text = source("kernels.jit.csrc.deepseek_v4.main_norm_rope", ".cuh")
+    store = text[text.index("// part 2: rope on warp 7 (BF16 store)") :]
+    assert "fmaxf(1e-4f, abs_max) / math::FP8_E4M3_MAX" in store and "cast_to_ue8m0(scale_raw)" in store
+    assert "value_ptr + 448" in store and "if (out_loc < 0) return;" in text
+    norm = text[text.index("// part 1: norm. Each thread owns one 2-elem pack") :]
+    assert "data[i] = x * norm_factor * w;" in norm  # fp32 until it is stored
+    rounding = source("kernels.jit.include.sgl_kernel.deepseek_v4.fp8_utils", ".cuh")
+    assert "return exp + (mant != 0);" in rounding

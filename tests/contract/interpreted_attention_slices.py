@@ -1,7 +1,6 @@
-"""Runs what SGLang launches around a DeepSeek-V4.1 layer's output projections in Triton's interpreter, which a process chooses before it imports
-Triton.
+"""Runs what SGLang launches around a DeepSeek-V4.1 layer's attention in Triton's interpreter, which a process chooses before it imports Triton.
 
-    python3 interpreted_hyper_connection.py FOLDER    reads FOLDER/case.pt, writes FOLDER/found.pt
+    python3 interpreted_attention_slices.py FOLDER    reads FOLDER/case.pt, writes FOLDER/found.pt
 """
 
 import os
@@ -11,6 +10,7 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from sglang.kernels.ops.attention.dsv4.dequant_k_cache import dequantize_k_cache_paged_dsv4
 from sglang.kernels.ops.attention.dsv4.rope import apply_rotary_emb_triton
 from sglang.kernels.ops.layernorm.hc_combine_norm import hc_combine_norm
 from sglang.kernels.ops.layernorm.mhc import hc_mix_stats_sinkhorn
@@ -27,7 +27,10 @@ def main() -> None:
     )
     next_streams = mhc_post_split_h(y, streams, post, comb)
     out = hc_combine_norm(next_streams.flatten(1), pre, case["norm"], case["norm_eps"])
-    torch.save({"x": x, "coefficients": torch.cat((pre, post, comb.flatten(1)), 1), "streams": next_streams, "out": out}, folder / "found.pt")
+    q = case["x"].clone()
+    apply_rotary_emb_triton(q[..., -rope:], case["freqs_cis"], positions=case["positions"])
+    kv = dequantize_k_cache_paged_dsv4(case["pages"], case["slots"], case["page_size"])[:, 0]
+    torch.save({"kv": kv, "q": q, "x": x, "coefficients": torch.cat((pre, post, comb.flatten(1)), 1), "streams": next_streams, "out": out}, folder / "found.pt")
 
 
 if __name__ == "__main__":
