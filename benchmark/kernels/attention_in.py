@@ -1,4 +1,4 @@
-"""GPU time of a DeepSeek-V4.1 layer from its residual streams to rotated queries and the new KV row, at its own sizes: attention_in against its bytes.
+"""GPU time of a DeepSeek-V4.1 layer from its residual streams to rotated queries and the new KV row, at its own sizes: attention_in and its bytes.
 
     python3 -m benchmark.kernels.attention_in --out OUT [--rows 1,6,12,48] [--layers 4]
 
@@ -40,7 +40,8 @@ def random_weights(device: torch.device, seed: int) -> AttentionInWeights:
     norms = [(1 + torch.randn(width, generator=generator, device=device).mul_(0.2)).bfloat16() for width in (z.hidden, z.lora, HEAD_DIM)]
     return AttentionInWeights(
         norms[0], *slice_bench.fp8_matrix(generator, z.lora + HEAD_DIM, z.hidden), norms[1], norms[2],
-        *slice_bench.fp8_matrix(generator, z.heads * HEAD_DIM, z.lora), slice_bench.frequencies(device, POSITIONS, HEAD_ROPE // 2), 1e-20, 1e-20, 1e-20,
+        *slice_bench.fp8_matrix(generator, z.heads * HEAD_DIM, z.lora), slice_bench.frequencies(device, POSITIONS, HEAD_ROPE // 2),
+        1e-20, 1e-20, 1e-20,
     )  # fmt: skip
 
 

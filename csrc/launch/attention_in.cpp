@@ -47,7 +47,8 @@ void check_attention_in(const abi::AttentionInParams& p, int32_t grid) {
   const abi::SliceSmem shared = abi::attn_in_smem(g, p.rows);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not attn_in_smem of geometry and rows");
   require(shared.num_stages >= 2, "rows " + std::to_string(p.rows) + " leave the ring fewer than 2 stages");
-  require(p.generation_words % 4 == 0 && p.generation_words >= abi::attn_in_handover(g, p.rows).total_words, "generation_words are too few for the rows");
+  require(p.generation_words % 4 == 0 && p.generation_words >= abi::attn_in_handover(g, p.rows).total_words,
+          "generation_words are too few for the rows");
   require(p.deadline_ns > 0, "deadline_ns is 0");
   const void* const pointers[] = {p.streams, p.norm, p.q_norm, p.kv_norm, p.positions, p.freqs, p.slots, p.maps, p.scales[0], p.scales[1], p.cache,
                                   p.x, p.q_lora, p.q, p.workspace, p.state, p.fault};

@@ -30,7 +30,8 @@ def main() -> None:
     q = case["x"].clone()
     apply_rotary_emb_triton(q[..., -rope:], case["freqs_cis"], positions=case["positions"])
     kv = dequantize_k_cache_paged_dsv4(case["pages"], case["slots"], case["page_size"])[:, 0]
-    torch.save({"kv": kv, "q": q, "x": x, "coefficients": torch.cat((pre, post, comb.flatten(1)), 1), "streams": next_streams, "out": out}, folder / "found.pt")
+    found = {"kv": kv, "q": q, "x": x, "coefficients": torch.cat((pre, post, comb.flatten(1)), 1), "streams": next_streams, "out": out}
+    torch.save(found, folder / "found.pt")
 
 
 if __name__ == "__main__":

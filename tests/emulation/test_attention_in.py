@@ -1,5 +1,5 @@
-"""attention_in in emulation: the next input, latent queries, queries and KV rows through the numerics gate, and every other byte of the cache. Oracle:
-reference/attention_in.py."""
+"""attention_in in emulation: the next input, latent queries, queries and KV rows through the numerics gate, and every other byte of the cache.
+Oracle: reference/attention_in.py."""
 
 import dataclasses
 

@@ -66,7 +66,7 @@ def test_a_word_that_never_comes_ends_the_launch_and_is_named():
     layer = layer_of(planted=WITHHELD_SIGNAL)
     layer.layer.params.deadline_ns = 1_000_000
     inputs = layer.inputs(3)
-    words = r"attention_in stopped: rank 0, SM ., block . waited 0.00 s for word \d+ of (combined|squares|partial|latent|latent_squares), which no block"
+    words = r"attention_in stopped: rank 0, SM ., block . waited 0.00 s for word \d+ of (combined|squares|partial|latent|latent_squares), which no"
     with pytest.raises(AttentionInFault, match=words):
         layer.run(*inputs)
     with pytest.raises(AttentionInFault, match="an earlier launch failed: attention_in stopped"):

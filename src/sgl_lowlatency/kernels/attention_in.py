@@ -200,7 +200,8 @@ class AttentionIn:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device.type != self.device.type:
             raise ValueError(f"{name}: {list(tensor.shape)} {tensor.dtype} on {tensor.device} is not {list(shape)} {dtype} on {self.device}")
         if not tensor[0].is_contiguous() or tensor.stride(0) % multiple or tensor.stride(0) < tensor[0].numel() or tensor.data_ptr() % 16:
-            raise ValueError(f"{name}: strides {list(tensor.stride())} at {tensor.data_ptr():#x}: a row must lie together, and rows be 16-byte aligned")
+            where = f"strides {list(tensor.stride())} at {tensor.data_ptr():#x}"
+            raise ValueError(f"{name}: {where}: a row must lie together, and rows be 16-byte aligned")
 
     def _require_cache(self, cache: KvPages) -> None:
         pages, least = cache.pages, cache.page_size * (KV_DATA_BYTES + KV_SCALE_BYTES)

@@ -20,11 +20,10 @@ def test_outputs_of_one_row(has_pre):
     x = combined / math.sqrt(float(combined.square().mean()) + 1e-6) * w.norm.double()
 
     def product(weight, scale, vector):
-        rows = []
-        for n in range(weight.shape[0]):
-            blocks = [float(scale[n // 32, k]) * (weight[n, 32 * k : 32 * k + 32].double() @ vector[32 * k : 32 * k + 32]) for k in range(scale.shape[1])]
-            rows.append(sum(blocks))
-        return torch.stack(rows)
+        blocks = [slice(32 * k, 32 * k + 32) for k in range(scale.shape[1])]
+        return torch.stack([
+            sum(float(scale[n // 32, k]) * (weight[n, of].double() @ vector[of]) for k, of in enumerate(blocks)) for n in range(weight.shape[0])
+        ])  # fmt: skip
 
     both = product(w.wqkv_a, w.wqkv_a_scale, x)
     latent, kv = both[:128], both[128:]

@@ -5,8 +5,8 @@
 namespace sgl_lowlatency::stages {
 
 // Positions, which generation it is and what is to be cleared, from what the launch in front has left. Entry: the block's first num_threads threads;
-// whoever reads what that launch wrote is behind this. Ends with the barrier `barrier` of theirs. A position without frequencies ends the launch with a
-// record.
+// whoever reads what that launch wrote is behind this. Ends with the barrier `barrier` of theirs. A position without frequencies ends the launch, with
+// a record.
 template <class Params>
 SGL_DEVICE void begin_slice(const Params& p, const SliceShared& s, int32_t barrier, int32_t num_threads) {
   const int32_t thread = dialect::thread_idx();

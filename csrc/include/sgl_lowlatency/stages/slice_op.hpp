@@ -19,8 +19,8 @@ SGL_UNROLL
   return y;
 }
 
-// Units `own` of operation `op`, number i being unit_of(i). load(unit): fills the panel with the unit's columns and ends with a consumer barrier; called
-// where the panel changes. finish(unit, scratch): hands over the tile; called by all consumer threads. Entry: all consumer threads.
+// Units `own` of operation `op`, number i being unit_of(i). load(unit): fills the panel with the unit's columns and ends with a consumer barrier;
+// called where the panel changes. finish(unit, scratch): hands over the tile; called by all consumer threads. Entry: all consumer threads.
 template <int32_t kElementBytes, int32_t kNTiles, class UnitOf, class Load, class Finish>
 SGL_DEVICE void run_slice_op(sync::FaultSink sink, const SliceShared& s, int32_t rows, int32_t op, const abi::TileRange& own, const UnitOf& unit_of,
                              const Load& load, const Finish& finish, SliceConsumer& state) {

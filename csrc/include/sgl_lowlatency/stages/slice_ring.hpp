@@ -4,7 +4,7 @@
 
 namespace sgl_lowlatency::stages {
 
-// Streams the units `own` of operation `op`. unit_of(i): unit number i (SliceUnit). scales: of FP8, scale_pitch floats for every kSliceScaleBlock rows.
+// Streams the units `own` of operation `op`. unit_of(i): unit number i (SliceUnit). scales: of FP8, scale_pitch floats for each kSliceScaleBlock rows.
 // Entry: one lane of the producer warp. It reads weights alone, which nobody writes: it waits neither for the launch in front nor for another block.
 // The wait on `empty` pairs with the consumer warps' arrivals (run_slice_op): their reads are done before the copy overwrites them. The announced
 // bytes and the copies complete `full`, which they wait for. The first pass over the ring finds it empty.

@@ -3,13 +3,13 @@
 //
 //   x = norm(sum_k pre[k] streams[k]);   a | kv = wqkv_a @ x;   q_lora = norm(a);   q = rotate(wq_b @ q_lora);   cache[slot] = rotate(norm(kv))
 //
-// Tensors   (abi/attention_in.hpp has all) streams [rows, 4, hidden] bf16; pre [rows, 4] fp32; wqkv_a [lora + 512, hidden] and wq_b [heads * 512, lora]
-//           FP8 with fp32 scales of 32 x 32; x [rows, hidden], q_lora [rows, lora], q [rows, heads, 512] bf16; cache [pages, page_bytes].
+// Tensors   (abi/attention_in.hpp has all) streams [rows, 4, hidden] bf16; pre [rows, 4] fp32; wqkv_a [lora + 512, hidden] and wq_b [heads * 512,
+//           lora] FP8 with fp32 scales of 32 x 32; x [rows, hidden], q_lora [rows, lora], q [rows, heads, 512] bf16; cache [pages, page_bytes].
 // Grid      at most one block an SM (all run at once), kAttnInThreads threads each. kNTiles: of 8 rows, 1, 2, 4 or 6.
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring.
 // Phases    combine | wqkv_a | the join of its splits | wq_b | KV rows, x and q_lora.
-// Hand-over combined and latent rows with their squares, and splits' sums, as words that are each their own flag, two generations that launches use in
-//           turn.
+// Hand-over combined and latent rows with their squares, and splits' sums, as words that are each their own flag, two generations that launches use
+//           in turn.
 // Residency all blocks must run at once; AttentionIn checks occupancy. A launch may begin before the one in front is over (PDL), and the next one
 //           before this is; launches of one workspace follow one another.
 #pragma once
