@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 
-def source(module: str) -> str:
-    """The text of a module of SGLang, named below the package, which need not be importable here."""
+def source(module: str, suffix: str = ".py") -> str:
+    """The text of a module of SGLang, named below the package, which need not be importable here; or of another file, by its suffix."""
     folder = importlib.util.find_spec("sglang").submodule_search_locations[0]
-    return (Path(folder) / f"{module.replace('.', '/')}.py").read_text()
+    return (Path(folder) / f"{module.replace('.', '/')}{suffix}").read_text()

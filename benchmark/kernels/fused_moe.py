@@ -114,10 +114,10 @@ class Ours:
         return found + ([] if figure.passed else [str(figure)])
 
 
-def point_times(trace: torch.Tensor) -> dict[str, list[float]]:
+def point_times(trace: torch.Tensor, names: tuple[str, ...] = POINTS) -> dict[str, list[float]]:
     """[median, largest] over the blocks of a trace [grid, points] of ns, in us from the smallest begin."""
     since = (trace - trace[:, 0].min()).double() / 1e3
-    return {name: [round(float(since[:, i].median()), 2), round(float(since[:, i].max()), 2)] for i, name in enumerate(POINTS)}
+    return {name: [round(float(since[:, i].median()), 2), round(float(since[:, i].max()), 2)] for i, name in enumerate(names)}
 
 
 class FlashInferExperts:

@@ -40,6 +40,14 @@ class FusedMoeFault(RuntimeError):
     """A fused_moe launch that ended itself; the message is describe_moe_fault's."""
 
 
+class AttentionOutFault(RuntimeError):
+    """An attention_out launch that ended itself; the message is describe_attention_out_fault's."""
+
+
+class AttentionInFault(RuntimeError):
+    """An attention_in launch that ended itself; the message is describe_attention_in_fault's."""
+
+
 class MonokernelFault(RuntimeError):
     """The same of k1 or k2; of several ranks, their messages one after the other."""
 
@@ -122,3 +130,27 @@ def describe_moe_fault(record) -> str:
     if kind == "routing":
         return f"{waited} for its own routing"
     return f"{waited} for word {record.expected} of {_C.abi.kMoeEdgeNames[record.edge]}, which no block has written"
+
+
+def describe_attention_out_fault(record) -> str:
+    """As describe_fault, of a record that attention_out left."""
+    return _describe_slice_fault(record, "attention_out", _C.abi.kAttnOutOpNames, _C.abi.kAttnOutEdgeNames)
+
+
+def describe_attention_in_fault(record) -> str:
+    """As describe_fault, of a record that attention_in left."""
+    return _describe_slice_fault(record, "attention_in", _C.abi.kAttnInOpNames, _C.abi.kAttnInEdgeNames)
+
+
+def _describe_slice_fault(record, kernel: str, op_names: list[str], edge_names: list[str]) -> str:
+    kind = _KIND_NAMES[record.kind]
+    block = f"{kernel} stopped: rank {record.rank}, SM {record.sm}, block {record.block}"
+    if kind in ("bad_position", "bad_slot"):
+        signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns
+        what, limit = {"bad_position": ("position", "rows of the rope table"), "bad_slot": ("KV slot", "slots of the KV pool")}[kind]
+        return f"{block}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} (the {limit})"
+    waited = f"{block} waited {record.waited_ns / 1e9:.2f} s"
+    if kind in ("ring_full", "ring_empty"):
+        what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
+        return f"{waited} for {what} ring stage {record.edge} of {op_names[record.layer]}"
+    return f"{waited} for word {record.expected} of {edge_names[record.edge]}, which no block has written"

@@ -47,6 +47,8 @@ enum class Planted : int32_t {
   kLostTile = 39,            // rank 0's tile 0 never reaches the last rank
   kNoAwaitOfPrevious = 40,   // push_tiles does not wait for the launch in front of it
   kMissingStoreWait = 41,    // waves: a barrier in front of a release does not wait for the other waves' accesses
+  kTransposedMix = 42,     // mHC: the mix of the streams is applied transposed
+  kShortSinkhorn = 43,     // mHC: the mix is normalised once
 };
 
 }  // namespace sgl_lowlatency::dialect

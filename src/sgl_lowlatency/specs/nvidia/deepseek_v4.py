@@ -1,7 +1,10 @@
-"""The spec of DeepSeek-V4.1 on NVIDIA, so far its MoE half on sm_90 and one GPU. In no registry: no server has run it.
+"""The spec of DeepSeek-V4.1 on NVIDIA, so far its MoE half on sm_90 and one GPU. In no registry: no server has run it, and where the kernel was
+measured, at one row, SGLang's own launches are faster. attention_out (kernels/attention_out.py) is not in the step yet.
 
 - isas: only on sm_90 SGLang holds the experts as fused_moe reads them; tp_sizes: the sum over ranks is not in the kernel.
-- Attention, Engram, mHC, KV pool, capture variants: SGLang's, as they are, so nothing of them is refused.
+- Attention, Engram, mHC, KV pool, capture variants: SGLang's, as they are, so nothing of them is refused beside what every spec refuses of a server
+  (guard/config.py): plain arguments, the device, what this installation was compiled for.
+- Host emulation: SGLang itself would run FP8 layers on the CPU, which it does not.
 - max_rows 48: the kernel's; steps of more rows run SGLang's forward.
 - numerics: SGLang quantises the shared expert's activations to FP8 in groups of 32, which the kernel does not: 2^-4 a value at most, 0.03 of a row by
   chance. Never measured on a GPU: the bound is what a wrong expert of six exceeds (0.3 and more).
@@ -26,7 +29,9 @@ from sgl_lowlatency import config
 from sgl_lowlatency.build.device_limits import device_limits
 from sgl_lowlatency.build.fused_moe import collect_moe
 from sgl_lowlatency.guard import fused_moe, moe
-from sgl_lowlatency.guard.config import server_argument_reasons
+from sgl_lowlatency.guard.config import device_reasons, server_argument_reasons
+from sgl_lowlatency.guard.device import installation_reasons
+from sgl_lowlatency.guard.quantization import emulation_reasons
 from sgl_lowlatency.kernels.fused_moe import MAX_ROWS, FusedMoe
 from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step
 
@@ -34,8 +39,16 @@ BOUNDS = {"moe.relative_l2": 0.1, "routing.gap": 1e-3}
 
 
 def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
-    text_config = getattr(hf_config, "text_config", hf_config)
-    return fused_moe.config_reasons(text_config) + server_argument_reasons(cfg, fused_moe.SERVER_ARGUMENTS + moe.SERVER_ARGUMENTS)
+    from sglang.srt.kernel_plugins.nvidia.binding import device_isa
+
+    try:
+        emulate = config.get().emulate
+    except ValueError as error:
+        return [str(error)]
+    reasons = fused_moe.config_reasons(getattr(hf_config, "text_config", hf_config))
+    reasons += server_argument_reasons(cfg) + server_argument_reasons(cfg, fused_moe.SERVER_ARGUMENTS + moe.SERVER_ARGUMENTS)
+    reasons += device_reasons(cfg, emulate) + (emulation_reasons(cfg, hf_config) if emulate else [])
+    return reasons + installation_reasons(device_isa(), emulate=emulate)
 
 
 def _model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:

@@ -1,0 +1,72 @@
+// What the slices of a DeepSeek-V4.1 layer around its attention have alike: attention_in and attention_out. A slice is two products of rows with
+// matrices that stream through a ring, and what lies before, between and behind them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "sgl_lowlatency/abi/fused_moe.hpp"
+#include "sgl_lowlatency/abi/weight_map.hpp"
+
+namespace sgl_lowlatency::abi {
+
+constexpr int32_t kSliceMaxRows = 48;
+constexpr int32_t kStreams = 4;            // parallel residual streams of a row (mHC)
+constexpr int32_t kPieceColumns = 128;     // of a row: what a warp has of it between the products
+constexpr int32_t kSliceMaxStages = 8;
+constexpr int32_t kSliceScaleBlock = 32;   // rows and columns of an FP8 matrix that share a scale
+constexpr int32_t kSliceStageScales = kStageBytes / kTileRows / kSliceScaleBlock;  // of a stage of FP8
+constexpr int32_t kSliceSmemBytes = 232448;  // of one block on sm_90a, sm_100a and sm_103a
+
+// N tiles of eight rows: a kernel's instance.
+SGL_ABI_FUNCTION int32_t slice_n_tiles(int32_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 6; }
+
+// What a block knows of a launch.
+struct SliceBlockState {
+  int32_t generation;      // of this launch, 0 or 1
+  int32_t words_to_clear;  // of the other generation
+  int32_t reserved[2];
+};
+
+// Dynamic shared memory of one block: byte offsets, multiples of 16.
+struct SliceSmem {
+  int32_t barriers;   // full[kSliceMaxStages], empty[kSliceMaxStages] as uint64_t
+  int32_t state;      // SliceBlockState
+  int32_t positions;  // [rows] int32
+  int32_t factors;    // [rows] float: 1 / rms of what the panel has, where it is normed
+  int32_t zero_row;   // 16 zero bytes: what columns without a row read
+  int32_t scales;     // [kSliceMaxStages][kSliceStageScales] float: of the stage's rows, of FP8
+  int32_t scratch;    // [2][kNumConsumerWarps][rows][kScratchPitch] float: what warps add up
+  int32_t panel;      // [rows] of panel_row_bytes(panel_k)
+  int32_t ring;       // [num_stages] of kStageBytes, at a multiple of 1024
+  int32_t panel_k;    // columns of the panel
+  int32_t num_stages;
+  int32_t total_bytes;
+};
+SGL_ABI_FUNCTION SliceSmem slice_smem(int32_t rows, int32_t panel_k) {
+  SliceSmem at{};
+  int32_t end = 0;
+  const auto take = [&](int32_t bytes) {
+    const int32_t begin = end;
+    end += (bytes + 15) / 16 * 16;
+    return begin;
+  };
+  at.panel_k = panel_k;
+  at.barriers = take(2 * kSliceMaxStages * 8);
+  at.state = take(static_cast<int32_t>(sizeof(SliceBlockState)));
+  at.positions = take(rows * 4);
+  at.factors = take(rows * 4);
+  at.zero_row = take(16);
+  at.scales = take(kSliceMaxStages * kSliceStageScales * 4);
+  at.scratch = take(2 * kNumConsumerWarps * rows * kScratchPitch * 4);
+  at.panel = take(rows * panel_row_bytes(panel_k));
+  at.ring = (end + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+  const int32_t fit = (kSliceSmemBytes - at.ring) / kStageBytes;
+  at.num_stages = fit < kSliceMaxStages ? fit : kSliceMaxStages;
+  at.total_bytes = at.ring + at.num_stages * kStageBytes;
+  return at;
+}
+
+// State in device memory that outlives a launch, zero before the first one: as fused_moe's.
+using SliceState = MoeState;
+
+}  // namespace sgl_lowlatency::abi

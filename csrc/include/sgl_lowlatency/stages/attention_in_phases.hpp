@@ -1,0 +1,252 @@
+// The consumers of an attention_in block: pieces of rows in front of, between and behind its two products.
+#pragma once
+#include "sgl_lowlatency/stages/kv_row.hpp"
+#include "sgl_lowlatency/stages/slice_op.hpp"
+#include "sgl_lowlatency/stages/split_sums.hpp"
+
+namespace sgl_lowlatency::stages {
+
+constexpr int32_t kAttnInBatch = 4;  // vectors that a thread asks for at a time
+
+// Hands over a lane's four values of a piece, rounded, and with lane 0 the sum of the piece's squares. Entry: all lanes of a warp.
+SGL_DEVICE void publish_piece(uint32_t* pairs, uint32_t* squares, int32_t width, int32_t row, int32_t piece, const float (&values)[4]) {
+  const int32_t lane = dialect::thread_idx() % 32;
+  uint32_t word[2] = {pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3])};
+  float sum = 0.0f;
+SGL_UNROLL
+  for (int32_t i = 0; i < 2; ++i) sum += low_float(word[i]) * low_float(word[i]) + high_float(word[i]) * high_float(word[i]);
+SGL_UNROLL
+  for (int32_t mask = 16; mask > 0; mask /= 2) sum += dialect::shuffle_xor(sum, mask);
+  uint32_t total[1] = {dialect::float_to_bits(sum)};
+  if (!(dialect::planted(dialect::Planted::kWithheldSignal) && row == 0 && piece == 0)) {
+    sync::publish(pairs + row * (width / 2) + piece * (abi::kPieceColumns / 2) + lane * 2, word);
+  }
+  if (lane == 0) sync::publish(squares + row * (width / abi::kPieceColumns) + piece, total);
+}
+
+// combined = sum_k pre[k] streams[k], or stream 0. Entry: all consumer threads.
+SGL_DEVICE void combine_streams(const AttentionInParams& p, const AttnInWords& words) {
+  const int32_t lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden;
+  visit_pieces(p.rows, hidden, [&](int32_t row, int32_t piece) {
+    const bf16* const from = p.streams + static_cast<int64_t>(row) * abi::kStreams * hidden + piece * abi::kPieceColumns + lane * 4;
+    Vec16 pre{};
+    if (p.pre != nullptr) pre = dialect::load_plain(reinterpret_cast<const Vec16*>(p.pre + static_cast<int64_t>(row) * p.pre_stride));
+    float values[4] = {};
+SGL_UNROLL
+    for (int32_t k = 0; k < abi::kStreams; ++k) {
+      if (p.pre == nullptr && k > 0) continue;
+      const float factor = p.pre == nullptr ? 1.0f : dialect::bits_to_float(pre.w[k]);
+      const uint32_t* const pair = reinterpret_cast<const uint32_t*>(from + static_cast<int64_t>(k) * hidden);
+SGL_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        const uint32_t word = dialect::load_plain(pair + i);
+        values[2 * i] += factor * low_float(word);
+        values[2 * i + 1] += factor * high_float(word);
+      }
+    }
+    publish_piece(words.combined(), words.squares(), hidden, row, piece, values);
+  });
+}
+
+// 1 / rms of a row, from its pieces' squares. Entry: all lanes of a warp.
+SGL_DEVICE float await_factor(const AttentionInParams& p, const NormedWords& of, int32_t row) {
+  const int32_t lane = dialect::thread_idx() % 32, pieces = of.width / abi::kPieceColumns;
+  float sum = 0.0f;
+SGL_NO_UNROLL
+  for (int32_t i = lane; i < pieces; i += 32) {
+    uint32_t word[1];
+    sync::wait_until(
+        fault_sink(p), abi::kFaultEdgeDeadline, 0, of.squares_edge, static_cast<uint32_t>(row * pieces + i),
+        [&] {
+          dialect::load_words(word, of.squares + row * pieces + i);
+          return sync::is_written(word) || dialect::planted(dialect::Planted::kMissingAwait);
+        },
+        [] { return abi::kUnwritten; });
+    sum += dialect::bits_to_float(word[0]);
+  }
+  dialect::sync_warp();
+SGL_UNROLL
+  for (int32_t mask = 16; mask > 0; mask /= 2) sum += dialect::shuffle_xor(sum, mask);
+  if (dialect::planted(dialect::Planted::kSkippedNorm)) return 1.0f;
+  return dialect::rsqrt(sum / static_cast<float>(of.width) + of.eps);
+}
+
+SGL_DEVICE uint32_t normed_pair(uint32_t pair, float factor, uint32_t weight) {
+  return pack_bf16(low_float(pair) * factor * low_float(weight), high_float(pair) * factor * high_float(weight));
+}
+
+// Columns [k0, k1) of a vector of each row, normed, as soon as they are there. has_factors: SliceShared::factors are this vector's already.
+// Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
+SGL_DEVICE void load_normed_panel(const AttentionInParams& p, const SliceShared& s, const NormedWords& of, const SliceUnit& unit, bool has_factors) {
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+  const int32_t width = (unit.k1 - unit.k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
+  if (!has_factors) {
+SGL_NO_UNROLL
+    for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
+      const float factor = await_factor(p, of, row);
+      if (lane == 0) s.factors()[row] = factor;
+    }
+    sync_consumers();
+  }
+SGL_NO_UNROLL
+  for (int32_t first = dialect::thread_idx(); first < total; first += kAttnInBatch * kConsumerThreads) {
+    uint32_t values[kAttnInBatch][4];
+    const auto number = [&](int32_t i) { return first + i * kConsumerThreads; };
+    const auto index = [&](int32_t i) { return number(i) / width * (of.width / 2) + unit.k0 / 2 + number(i) % width * 4; };
+SGL_UNROLL
+    for (int32_t i = 0; i < kAttnInBatch; ++i) values[i][0] = values[i][1] = values[i][2] = values[i][3] = number(i) < total ? abi::kUnwritten : 0u;
+    sync::wait_until(
+        fault_sink(p), abi::kFaultEdgeDeadline, 0, of.pairs_edge, static_cast<uint32_t>(index(0)),
+        [&] {
+          bool is_complete = true;
+SGL_UNROLL
+          for (int32_t i = 0; i < kAttnInBatch; ++i) {
+            if (!sync::is_written(values[i])) dialect::load_words(values[i], of.pairs + index(i));
+          }
+SGL_UNROLL
+          for (int32_t i = 0; i < kAttnInBatch; ++i) is_complete = is_complete && sync::is_written(values[i]);
+          return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
+        },
+        [] { return abi::kUnwritten; });
+SGL_UNROLL
+    for (int32_t i = 0; i < kAttnInBatch; ++i) {
+      if (number(i) >= total) continue;
+      const int32_t row = number(i) / width, v = number(i) % width;
+      const Vec16 weight = dialect::load_constant(reinterpret_cast<const Vec16*>(of.weight + unit.k0) + v);
+SGL_UNROLL
+      for (int32_t j = 0; j < 4; ++j) values[i][j] = normed_pair(values[i][j], s.factors()[row], weight.w[j]);
+      store_panel_vector<1>(s.panel() + row * pitch, v, values[i]);
+    }
+  }
+  sync_consumers();
+}
+
+// One split's sums of a tile of wqkv_a. Entry: all consumer threads, behind the barrier that follows store_partial.
+SGL_DEVICE void finish_qkv_tile(const AttentionInParams& p, const AttnInWords& words, const SliceUnit& unit, const float* scratch) {
+  const int32_t m = dialect::thread_idx() % 8 * 2, width = abi::attn_in_rows_a(p.geometry);
+SGL_NO_UNROLL
+  for (int32_t n = dialect::thread_idx() / 8; n < p.rows; n += kConsumerThreads / 8) {
+    const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
+    uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
+    sync::publish(words.partial() + (static_cast<int64_t>(unit.split) * p.rows + n) * width + unit.row + m, word);
+  }
+}
+
+// The queries' latent rows: sums over splits. Entry: all consumer threads.
+SGL_DEVICE void join_queries(const AttentionInParams& p, const AttnInWords& words) {
+  const int32_t lane = dialect::thread_idx() % 32, width = abi::attn_in_rows_a(p.geometry);
+  visit_pieces(p.rows, p.geometry.lora, [&](int32_t row, int32_t piece) {
+    float sum[4];
+    await_split_sums(fault_sink(p), abi::kAttnInEdgePartial, words.partial(), row * width + piece * abi::kPieceColumns + lane * 4, p.rows * width,
+                     abi::attn_in_splits(p.geometry), sum);
+    publish_piece(words.latent(), words.latent_squares(), p.geometry.lora, row, piece, sum);
+  });
+}
+
+// Cosine and sine of a pair of a head's rotated values, number i, at the row's position.
+SGL_DEVICE Float2 turn_of(const AttentionInParams& p, const SliceShared& s, int32_t row, int32_t i) {
+  int32_t position = s.positions()[row];
+  if (dialect::planted(dialect::Planted::kWrongRope)) position = position > 0 ? position - 1 : 1;
+  const float* const at = p.freqs + static_cast<int64_t>(position) * abi::kHeadRope + 2 * i;
+  return {dialect::load_constant(at), dialect::load_constant(at + 1)};
+}
+
+// A tile of the queries, rounded, and where it has a head's last values rotated and rounded again. Entry: as finish_qkv_tile.
+SGL_DEVICE void finish_query_tile(const AttentionInParams& p, const SliceShared& s, const SliceUnit& unit, const float* scratch) {
+  const int32_t m = dialect::thread_idx() % 8 * 2, column = unit.row + m, rotated = column % abi::kHeadDim - (abi::kHeadDim - abi::kHeadRope);
+SGL_NO_UNROLL
+  for (int32_t n = dialect::thread_idx() / 8; n < p.rows; n += kConsumerThreads / 8) {
+    const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
+    uint32_t pair = pack_bf16(y.x, y.y);
+    if (rotated >= 0) {
+      const Float2 turn = turn_of(p, s, n, rotated / 2);
+      const float a = low_float(pair), b = high_float(pair);
+      pair = pack_bf16(a * turn.x - b * turn.y, a * turn.y + b * turn.x);
+    }
+    dialect::store_plain(reinterpret_cast<uint32_t*>(p.q + static_cast<int64_t>(n) * p.q_stride + column), pair);
+  }
+}
+
+// A row's keys: sums over splits, rounded, normed, rotated and stored. Entry: all lanes of a consumer warp.
+SGL_DEVICE void write_kv_row(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, int32_t row) {
+  const int32_t lane = dialect::thread_idx() % 32, width = abi::attn_in_rows_a(p.geometry);
+  const int32_t slot = static_cast<int32_t>(dialect::load_plain(p.slots + row));
+  float values[16], squares = 0.0f;
+SGL_UNROLL
+  for (int32_t v = 0; v < 4; ++v) {
+    float sum[4];
+    await_split_sums(fault_sink(p), abi::kAttnInEdgePartial, words.partial(), row * width + p.geometry.lora + lane * 16 + v * 4, p.rows * width,
+                     abi::attn_in_splits(p.geometry), sum);
+SGL_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      values[v * 4 + i] = dialect::to_float(dialect::to_bf16(sum[i]));
+      squares += values[v * 4 + i] * values[v * 4 + i];
+    }
+  }
+  dialect::sync_warp();
+SGL_UNROLL
+  for (int32_t mask = 16; mask > 0; mask /= 2) squares += dialect::shuffle_xor(squares, mask);
+  const float factor = dialect::rsqrt(squares / static_cast<float>(abi::kHeadDim) + p.kv_norm_eps);
+SGL_UNROLL
+  for (int32_t v = 0; v < 2; ++v) {
+    const Vec16 weight = dialect::load_constant(reinterpret_cast<const Vec16*>(p.kv_norm) + lane * 2 + v);
+SGL_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      float& a = values[v * 8 + 2 * i];
+      float& b = values[v * 8 + 2 * i + 1];
+      a = a * factor * low_float(weight.w[i]);
+      b = b * factor * high_float(weight.w[i]);
+      const int32_t rotated = lane * 16 + v * 8 + 2 * i - (abi::kHeadDim - abi::kHeadRope);
+      if (rotated < 0) continue;
+      const Float2 turn = turn_of(p, s, row, rotated / 2);
+      const float x = a;
+      a = x * turn.x - b * turn.y;
+      b = x * turn.y + b * turn.x;
+    }
+  }
+  if (slot < 0) return;  // of the whole warp
+  if (slot >= p.num_pages * p.page_size) {
+    sync::raise_fault(p.fault, p.rank, abi::kFaultBadSlot, 0, row, static_cast<uint32_t>(p.num_pages * p.page_size), static_cast<uint32_t>(slot),
+                      static_cast<uint64_t>(slot));
+  }
+  store_kv_row(p, slot, values);
+}
+
+// What others read of a vector that was handed over in pieces: normed, in `to`. Entry: all consumer threads.
+SGL_DEVICE void store_normed(const AttentionInParams& p, const NormedWords& of, bf16* to) {
+  const int32_t lane = dialect::thread_idx() % 32;
+  visit_pieces(p.rows, of.width, [&](int32_t row, int32_t piece) {
+    const int32_t column = piece * abi::kPieceColumns + lane * 4;
+    const int64_t at = (static_cast<int64_t>(row) * of.width + column) / 2;
+    const float factor = await_factor(p, of, row);
+    uint32_t pair[2];
+    dialect::load_words(pair, of.pairs + at);  // this warp's own
+SGL_UNROLL
+    for (int32_t i = 0; i < 2; ++i) {
+      const uint32_t weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(of.weight + column) + i);
+      dialect::store_plain(reinterpret_cast<uint32_t*>(to) + at + i, normed_pair(pair[i], factor, weight));
+    }
+  });
+}
+
+// Entry: all consumer threads.
+template <int32_t kNTiles>
+SGL_DEVICE void run_qkv(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, SliceConsumer& state) {
+  bool has_factors = false;
+  run_slice_op<1, kNTiles>(
+      fault_sink(p), s, p.rows, abi::kAttnInA, attn_in_own(p, abi::kAttnInA), [&](int32_t i) { return attn_in_unit(p, abi::kAttnInA, i); },
+      [&](const SliceUnit& unit) {
+        load_normed_panel(p, s, normed_x(p, words), unit, has_factors);
+        has_factors = true;
+      },
+      [&](const SliceUnit& unit, const float* scratch) { finish_qkv_tile(p, words, unit, scratch); }, state);
+}
+template <int32_t kNTiles>
+SGL_DEVICE void run_queries(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, SliceConsumer& state) {
+  run_slice_op<1, kNTiles>(
+      fault_sink(p), s, p.rows, abi::kAttnInB, attn_in_own(p, abi::kAttnInB), [&](int32_t i) { return attn_in_unit(p, abi::kAttnInB, i); },
+      [&](const SliceUnit& unit) { load_normed_panel(p, s, normed_latent(p, words), unit, false); },
+      [&](const SliceUnit& unit, const float* scratch) { finish_query_tile(p, s, unit, scratch); }, state);
+}
+
+}  // namespace sgl_lowlatency::stages

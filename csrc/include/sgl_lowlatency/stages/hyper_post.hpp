@@ -1,0 +1,131 @@
+// Sums over splits, and what follows attention's output: mHC's post, the combine for the next sublayer, and its norm.
+//
+//   y = bf16(sum over splits of output);   R'[i] = bf16(post[i] y + sum_j comb[j][i] R[j])
+//   c = bf16(sum_k pre[k] R'[k]);   out = c / sqrt(mean(c^2) + norm_eps) * norm
+//
+// A warp takes 128 columns of a row. The place of a sum over ranks is between the sum over splits and its rounding.
+#pragma once
+#include "sgl_lowlatency/stages/attention_out_state.hpp"
+#include "sgl_lowlatency/stages/split_sums.hpp"
+
+namespace sgl_lowlatency::stages {
+
+// The latent rows of several splits of K: sums, rounded. Entry: all consumer threads.
+SGL_DEVICE void join_latent(const AttentionOutParams& p, const AttnOutWords& words) {
+  const int32_t splits = abi::attn_out_splits(p.geometry, abi::kAttnOutA, p.rows), latent = abi::attn_out_latent(p.geometry);
+  if (splits == 1) return;
+  const int32_t lane = dialect::thread_idx() % 32;
+  visit_pieces(p.rows, latent, [&](int32_t row, int32_t piece) {
+    const int32_t at = row * latent + piece * 128 + lane * 4;
+    float sum[4];
+    await_split_sums(fault_sink(p), abi::kAttnOutEdgePartial, words.partial(), at, p.rows * latent, splits, sum);
+    uint32_t word[2] = {pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3])};
+    sync::publish(words.latent() + at / 2, word);
+  });
+}
+
+// A row's coefficients: pre, post, comb[j][i] at 8 + 4 j + i. Each calling thread polls by itself.
+SGL_DEVICE void await_coefficients(const AttentionOutParams& p, const AttnOutWords& words, int32_t row, float (&c)[abi::kMixes]) {
+  uint32_t part[abi::kMixes / 4][4];
+SGL_UNROLL
+  for (int32_t v = 0; v < abi::kMixes / 4; ++v) part[v][0] = part[v][1] = part[v][2] = part[v][3] = abi::kUnwritten;
+  sync::wait_until(
+      fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kAttnOutEdgeCoefficients, static_cast<uint32_t>(row * abi::kMixes),
+      [&] {
+        bool is_complete = true;
+SGL_UNROLL
+        for (int32_t v = 0; v < abi::kMixes / 4; ++v) {
+          if (!sync::is_written(part[v])) dialect::load_words(part[v], words.coefficients() + row * abi::kMixes + v * 4);
+        }
+SGL_UNROLL
+        for (int32_t v = 0; v < abi::kMixes / 4; ++v) is_complete = is_complete && sync::is_written(part[v]);
+        return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
+      },
+      [] { return abi::kUnwritten; });
+SGL_UNROLL
+  for (int32_t i = 0; i < abi::kMixes; ++i) c[i] = dialect::bits_to_float(part[i / 4][i % 4]);
+}
+
+// Streams of a piece, and its combined values, not yet normed, in `out`. Entry: all lanes of a consumer warp.
+SGL_DEVICE void post_piece(const AttentionOutParams& p, const AttnOutWords& words, int32_t row, int32_t piece) {
+  const int32_t lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, column = piece * 128 + lane * 4;
+  float y[4], c[abi::kMixes], r[abi::kStreams][4], combined[4] = {};
+  uint32_t pair[abi::kStreams][2];  // asked for before the waits
+  const auto stream = [&](int32_t j) { return (static_cast<int64_t>(row) * abi::kStreams + j) * hidden + column; };
+SGL_UNROLL
+  for (int32_t j = 0; j < abi::kStreams; ++j) {
+SGL_UNROLL
+    for (int32_t i = 0; i < 2; ++i) pair[j][i] = dialect::load_plain(reinterpret_cast<const uint32_t*>(p.streams + stream(j)) + i);
+  }
+  await_coefficients(p, words, row, c);
+  await_split_sums(fault_sink(p), abi::kAttnOutEdgeOutput, words.output(), row * hidden + column, p.rows * hidden,
+                   abi::attn_out_splits(p.geometry, abi::kAttnOutB, p.rows), y);
+SGL_UNROLL
+  for (int32_t i = 0; i < 4; ++i) {
+    y[i] = dialect::to_float(dialect::to_bf16(y[i]));
+SGL_UNROLL
+    for (int32_t j = 0; j < abi::kStreams; ++j) r[j][i] = i % 2 == 0 ? low_float(pair[j][i / 2]) : high_float(pair[j][i / 2]);
+  }
+SGL_UNROLL
+  for (int32_t s = 0; s < abi::kStreams; ++s) {
+    float next[4];
+SGL_UNROLL
+    for (int32_t i = 0; i < 4; ++i) {
+      next[i] = c[abi::kStreams + s] * y[i];
+SGL_UNROLL
+      for (int32_t j = 0; j < abi::kStreams; ++j) {
+        next[i] += c[2 * abi::kStreams + (dialect::planted(dialect::Planted::kTransposedMix) ? s * 4 + j : j * 4 + s)] * r[j][i];
+      }
+    }
+    uint32_t* const to = reinterpret_cast<uint32_t*>(p.streams_out + stream(s));
+SGL_UNROLL
+    for (int32_t i = 0; i < 2; ++i) {
+      const uint32_t word = pack_bf16(next[2 * i], next[2 * i + 1]);
+      dialect::store_plain(to + i, word);
+      combined[2 * i] += c[s] * low_float(word);
+      combined[2 * i + 1] += c[s] * high_float(word);
+    }
+  }
+  uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * hidden + column);
+  float squares = 0.0f;
+SGL_UNROLL
+  for (int32_t i = 0; i < 2; ++i) {
+    const uint32_t word = pack_bf16(combined[2 * i], combined[2 * i + 1]);
+    dialect::store_plain(out + i, word);
+    squares += low_float(word) * low_float(word) + high_float(word) * high_float(word);
+  }
+SGL_UNROLL
+  for (int32_t mask = 16; mask > 0; mask /= 2) squares += dialect::shuffle_xor(squares, mask);
+  uint32_t word[1] = {dialect::float_to_bits(squares)};
+  if (lane == 0) sync::publish(words.squares() + row * (hidden / 128) + piece, word);
+}
+
+// The norm of a piece that this thread's own stores have left in `out`. Entry: all lanes of a consumer warp.
+SGL_DEVICE void norm_piece(const AttentionOutParams& p, const AttnOutWords& words, int32_t row, int32_t piece) {
+  const int32_t lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, column = piece * 128 + lane * 4, pieces = hidden / 128;
+  float squares = 0.0f;
+SGL_NO_UNROLL
+  for (int32_t i = lane; i < pieces; i += 32) {
+    uint32_t word[1];
+    sync::wait_until(
+        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kAttnOutEdgeSquares, static_cast<uint32_t>(row * pieces + i),
+        [&] {
+          dialect::load_words(word, words.squares() + row * pieces + i);
+          return sync::is_written(word) || dialect::planted(dialect::Planted::kMissingAwait);
+        },
+        [] { return abi::kUnwritten; });
+    squares += dialect::bits_to_float(word[0]);
+  }
+  dialect::sync_warp();
+SGL_UNROLL
+  for (int32_t mask = 16; mask > 0; mask /= 2) squares += dialect::shuffle_xor(squares, mask);
+  const float scale = dialect::planted(dialect::Planted::kSkippedNorm) ? 1.0f : dialect::rsqrt(squares / static_cast<float>(hidden) + p.norm_eps);
+  uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * hidden + column);
+SGL_UNROLL
+  for (int32_t i = 0; i < 2; ++i) {
+    const uint32_t word = dialect::load_plain(out + i), norm = dialect::load_constant(reinterpret_cast<const uint32_t*>(p.norm + column) + i);
+    dialect::store_plain(out + i, pack_bf16(low_float(word) * scale * low_float(norm), high_float(word) * scale * high_float(norm)));
+  }
+}
+
+}  // namespace sgl_lowlatency::stages

@@ -1,0 +1,71 @@
+// The consumers' part of one product of a slice: rows times the block's units of a matrix, K split over the eight warps.
+#pragma once
+#include <type_traits>
+
+#include "sgl_lowlatency/stages/block_scaled_tile.hpp"
+#include "sgl_lowlatency/stages/slice_state.hpp"
+
+namespace sgl_lowlatency::stages {
+
+// Columns m, m + 1 of row n of a tile that every warp has its part of, added up in the warps' order.
+SGL_DEVICE Float2 slice_tile_sum(const float* scratch, int32_t rows, int32_t n, int32_t m) {
+  Float2 y{0.0f, 0.0f};
+SGL_UNROLL
+  for (int32_t w = 0; w < abi::kNumConsumerWarps; ++w) {
+    const Float2 part = *reinterpret_cast<const Float2*>(scratch + (w * rows + n) * abi::kScratchPitch + m);
+    y.x += part.x;
+    y.y += part.y;
+  }
+  return y;
+}
+
+// Units `own` of operation `op`, number i being unit_of(i). load(unit): fills the panel with the unit's columns and ends with a consumer barrier;
+// called where the panel changes. finish(unit, scratch): hands over the tile; called by all consumer threads. Entry: all consumer threads.
+template <int32_t kElementBytes, int32_t kNTiles, class UnitOf, class Load, class Finish>
+SGL_DEVICE void run_slice_op(sync::FaultSink sink, const SliceShared& s, int32_t rows, int32_t op, const abi::TileRange& own, const UnitOf& unit_of,
+                             const Load& load, const Finish& finish, SliceConsumer& state) {
+  constexpr int32_t kStageK = abi::stage_k(kElementBytes), kChunkK = abi::chunk_k(kElementBytes);
+  using Tile = std::conditional_t<kElementBytes == 2, DraftTile<kNTiles>, BlockScaledTile<kNTiles>>;
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, pitch = abi::panel_row_bytes(s.at.panel_k);
+  int32_t panel = kNoSlicePanel;
+SGL_NO_UNROLL
+  for (int32_t i = own.begin; i < own.begin + own.count; ++i) {
+    const SliceUnit unit = unit_of(i);
+    if (unit.panel != panel) {
+      sync_consumers();  // everybody has read what the panel holds
+      load(unit);
+      panel = unit.panel;
+    }
+    Tile tile;
+SGL_NO_UNROLL
+    for (int32_t k = unit.k0; k < unit.k1; k += kStageK) {
+      if (!dialect::planted(dialect::Planted::kRingNoWait)) {
+        sync::wait_mbarrier(sink, abi::kFaultRingFull, op, state.at.stage, s.full(state.at.stage), state.at.parity);
+      }
+      const int32_t chunk = k + warp * kChunkK;  // its first column
+      if (chunk < unit.k1) {
+        const auto row_of = [&](int32_t row) {
+          const bool is_row = row < rows;
+          return PanelRow{is_row ? s.panel() + row * pitch + (chunk - unit.k0 + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
+        };
+        if constexpr (kElementBytes == 2) {
+          tile.multiply(s.stage(state.at.stage), warp, lane, row_of);
+        } else {
+          tile.multiply(s.stage(state.at.stage), warp, lane, s.scales(state.at.stage) + warp * (kChunkK / abi::kSliceScaleBlock), row_of);
+        }
+      }
+      dialect::sync_warp();
+      // Pairs with the producer's wait for `empty`: the warp has read the stage and its scales.
+      if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
+      state.at.advance(s.at.num_stages);
+    }
+    float* const scratch = s.scratch() + state.half * (abi::kNumConsumerWarps * rows * abi::kScratchPitch);
+    store_partial<kNTiles>(scratch + warp * rows * abi::kScratchPitch, rows, lane, tile);
+    // The unit before last was finished from the half that the next one writes: before this barrier.
+    if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();
+    finish(unit, scratch);
+    state.half ^= 1;
+  }
+}
+
+}  // namespace sgl_lowlatency::stages

@@ -1,0 +1,98 @@
+"""Refusals of a DeepSeek-V4.1 layer's attention, after the weights load: what attention_in and attention_out compute, and how SGLang must keep it.
+
+What is served (read from sglang 0.5.23): all heads on this GPU, wo_a in bf16 and the other linears in FP8 with scales of 32 x 32 blocks, mHC of four
+streams whose combine takes the pre of the sublayer in front, the V4 layout of the KV pool. DESIGN.md of kernels/nvidia/attention_in and attention_out
+have the tensors. Duck-typed as guard/model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sgl_lowlatency.guard.linear import tensor_reasons
+
+STREAMS, MIXES, HEAD_DIM, ROPE = 4, 24, 512, 64  # abi/slice.hpp, abi/attention_in.hpp
+MAX_GROUP, MAX_LATENT, MAX_LORA = 4096, 8192, 1408
+BLOCK = [32, 32]
+KV_LAYOUT = "v4"
+
+
+def layer_reasons(layer: Any) -> Iterator[str]:
+    """Checks SGLang's DeepseekV4DecoderLayer after process_weights_after_loading."""
+    if (name := type(layer.self_attn).__name__) != "MQALayer":
+        yield f"self_attn is a {name}, not an MQALayer"
+        return
+    hc, hidden = layer.hc_cfg, layer.hc_cfg.hidden
+    if not layer.boundary_pre_from_prev:
+        yield "the combine does not take the pre of the sublayer in front: DeepSeek-V4, not V4.1"
+    if hc.mult != STREAMS:
+        yield f"mHC has {hc.mult} streams, not {STREAMS}"
+    if hidden % 128:
+        yield f"hidden {hidden} is not a multiple of 128"
+    if hc.sinkhorn_iters < 1:
+        yield f"mHC has {hc.sinkhorn_iters} Sinkhorn iterations"
+    for name in ("hc_attn_fn", "hc_attn_scale", "hc_attn_base"):
+        shape = {"hc_attn_fn": (MIXES, STREAMS * hidden), "hc_attn_scale": (3,), "hc_attn_base": (MIXES,)}[name]
+        yield from tensor_reasons(name, getattr(layer, name), shape, "float32")
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield from _norm_reasons(name, getattr(layer, name), hidden)
+    yield from _attention_reasons(layer.self_attn, hidden)
+
+
+def pool_reasons(pool: Any) -> Iterator[str]:
+    """Checks SGLang's DeepSeekV4TokenToKVPool."""
+    if getattr(pool, "uniform_fp8", False):
+        yield "the KV pool is uniform FP8"
+    if (layout := str(getattr(pool.kv_layout, "value", pool.kv_layout))) != KV_LAYOUT:
+        yield f"the KV pool has the layout {layout}, not {KV_LAYOUT}"
+
+
+def _norm_reasons(name: str, norm: Any, width: int) -> Iterator[str]:
+    if norm.cast_x_before_out_mul or norm.variance_size_override is not None:
+        yield f"{name} rounds before it multiplies by its weight, or takes the variance of a part"
+    yield from tensor_reasons(f"{name}.weight", norm.weight, (width,))
+
+
+def _attention_reasons(attn: Any, hidden: int) -> Iterator[str]:
+    if attn.attn_tp_size != 1:
+        yield f"self_attn is spread over {attn.attn_tp_size} GPUs: the kernels have all heads on one"
+        return
+    if attn.use_mega_attention:
+        yield "self_attn keeps its weights for the flashmla_mega backend"
+    if not attn.fuse_wqa_wkv:
+        yield "self_attn.wq_a and wkv are two matrices (SGLANG_OPT_FUSE_WQA_WKV)"
+        return
+    if attn.q_head_norm:
+        yield "self_attn normalises its query heads: DeepSeek-V4, not V4.1"
+    if attn.wo_a_fp8:
+        yield "self_attn.wo_a is kept in FP8"
+        return
+    if (attn.head_dim, attn.qk_rope_head_dim) != (HEAD_DIM, ROPE):
+        yield f"self_attn has heads of {attn.head_dim}, {attn.qk_rope_head_dim} of them rotated, not {HEAD_DIM} and {ROPE}"
+        return
+    width, latent = attn.n_heads // attn.n_groups * HEAD_DIM, attn.n_groups * attn.o_lora_rank
+    for name, value, multiple, most in (("a group of heads", width, 64, MAX_GROUP), ("wo_b's input", latent, 128, MAX_LATENT),
+                                        ("q_lora_rank", attn.q_lora_rank, 128, MAX_LORA)):  # fmt: skip
+        if value % multiple or not 0 < value <= most:
+            yield f"self_attn: {name} of {value} is not a multiple of {multiple} up to {most}"
+    if attn.o_lora_rank % 16:
+        yield f"self_attn: o_lora_rank {attn.o_lora_rank} is not a multiple of 16"
+    yield from tensor_reasons("self_attn.wo_a.weight", getattr(attn.wo_a, "weight", None), (latent, width))
+    lora = attn.q_lora_rank
+    for name, shape in (("wqkv_a", (lora + HEAD_DIM, hidden)), ("wq_b", (attn.n_heads * HEAD_DIM, lora)), ("wo_b", (hidden, latent))):
+        yield from _block_reasons(f"self_attn.{name}", getattr(attn, name), shape)
+    yield from _norm_reasons("self_attn.q_norm", attn.q_norm, lora)
+    yield from _norm_reasons("self_attn.kv_norm", attn.kv_norm, HEAD_DIM)
+    freqs = attn.freqs_cis
+    yield from tensor_reasons("self_attn.freqs_cis", freqs, (freqs.shape[0], ROPE // 2), "complex64")
+
+
+def _block_reasons(name: str, linear: Any, shape: tuple[int, int]) -> Iterator[str]:
+    if getattr(linear, "bias", None) is not None:
+        yield f"{name} has a bias"
+    if list(getattr(linear.quant_method, "weight_block_size", None) or []) != BLOCK:
+        yield f"{name} has no scale a block of {BLOCK}"
+        return
+    yield from tensor_reasons(f"{name}.weight", linear.weight, shape, "float8_e4m3fn")
+    yield from tensor_reasons(f"{name}.weight_scale_inv", linear.weight_scale_inv, (shape[0] // 32, shape[1] // 32), "float32")

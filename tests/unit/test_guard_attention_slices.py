@@ -1,0 +1,78 @@
+"""Refusals of a DeepSeek-V4.1 layer's attention, and what is collected of one that is served. Oracle: the texts; the tensors themselves."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attention_stand_ins import IN, OUT, decoder_layer  # noqa: E402
+
+from sgl_lowlatency.build import attention_slices as build  # noqa: E402
+from sgl_lowlatency.guard import attention_slices as guard  # noqa: E402
+from sgl_lowlatency.kernels import attention_in, attention_out  # noqa: E402
+
+
+def test_what_is_served_has_no_reason_and_is_what_the_kernels_take():
+    layer = decoder_layer()
+    assert list(guard.layer_reasons(layer)) == []
+    assert (build.attention_in_sizes(layer), build.attention_out_sizes(layer)) == (IN, OUT)
+    attention_in.AttentionIn(IN, 1, torch.device("cpu"), 2, 1.0).prepare(first := build.collect_attention_in(layer))
+    attention_out.AttentionOut(OUT, 1, torch.device("cpu"), 2, 1.0).prepare(last := build.collect_attention_out(layer))
+    attn = layer.self_attn
+    views = ((first.wqkv_a, attn.wqkv_a.weight), (first.wq_b_scale, attn.wq_b.weight_scale_inv), (first.norm, layer.input_layernorm.weight),
+             (last.wo_a, attn.wo_a.weight), (last.mix, layer.hc_attn_fn), (last.norm, layer.post_attention_layernorm.weight))  # fmt: skip
+    assert all(own.data_ptr() == theirs.data_ptr() for own, theirs in views)
+    assert (first.norm_eps, first.q_norm_eps, first.kv_norm_eps) == (1e-6, 2e-6, 3e-6)
+    assert (last.sinkhorn_iterations, last.mix_eps, last.mix_rms_eps, last.norm_eps) == (20, 1e-6, 1e-20, 1e-6)
+
+
+@pytest.mark.parametrize(("path", "value", "reason"), [
+    ("boundary_pre_from_prev", False, "the combine does not take the pre of the sublayer in front: DeepSeek-V4, not V4.1"),
+    ("hc_cfg.mult", 2, "mHC has 2 streams, not 4"),
+    ("hc_cfg.sinkhorn_iters", 0, "mHC has 0 Sinkhorn iterations"),
+    ("hc_attn_base", None, "hc_attn_base is missing"),
+    ("hc_attn_fn", torch.zeros(24, 1024).bfloat16(), "hc_attn_fn is bfloat16, not float32"),
+    ("post_attention_layernorm.cast_x_before_out_mul", True,
+     "post_attention_layernorm rounds before it multiplies by its weight, or takes the variance of a part"),
+    ("input_layernorm.weight", torch.ones(256), "input_layernorm.weight is float32, not bfloat16"),
+    ("self_attn.attn_tp_size", 2, "self_attn is spread over 2 GPUs: the kernels have all heads on one"),
+    ("self_attn.use_mega_attention", True, "self_attn keeps its weights for the flashmla_mega backend"),
+    ("self_attn.fuse_wqa_wkv", False, "self_attn.wq_a and wkv are two matrices (SGLANG_OPT_FUSE_WQA_WKV)"),
+    ("self_attn.q_head_norm", True, "self_attn normalises its query heads: DeepSeek-V4, not V4.1"),
+    ("self_attn.wo_a_fp8", True, "self_attn.wo_a is kept in FP8"),
+    ("self_attn.head_dim", 128, "self_attn has heads of 128, 64 of them rotated, not 512 and 64"),
+    ("self_attn.wo_b.quant_method.weight_block_size", [128, 128], "self_attn.wo_b has no scale a block of [32, 32]"),
+    ("self_attn.wq_b.bias", torch.zeros(1024), "self_attn.wq_b has a bias"),
+    ("self_attn.wo_a.weight", None, "self_attn.wo_a.weight is missing"),
+    ("self_attn.kv_norm.variance_size_override", 256,
+     "self_attn.kv_norm rounds before it multiplies by its weight, or takes the variance of a part"),
+])  # fmt: skip
+def test_layers(path, value, reason):
+    layer = owner = decoder_layer()
+    *names, last = path.split(".")
+    for name in names:
+        owner = getattr(owner, name)
+    setattr(owner, last, value)
+    assert list(guard.layer_reasons(layer)) == [reason]
+
+
+@pytest.mark.parametrize(("fields", "reasons"), [
+    ({}, []), ({"uniform_fp8": True}, ["the KV pool is uniform FP8"]),
+    ({"kv_layout": SimpleNamespace(value="v41")}, ["the KV pool has the layout v41, not v4"]),
+])  # fmt: skip
+def test_pools(fields, reasons):
+    assert list(guard.pool_reasons(SimpleNamespace(**{"uniform_fp8": False, "kv_layout": SimpleNamespace(value="v4"), **fields}))) == reasons
+
+
+def test_another_module():
+    layer = decoder_layer()
+    layer.self_attn = torch.nn.Linear(2, 2)
+    assert list(guard.layer_reasons(layer)) == ["self_attn is a Linear, not an MQALayer"]
+
+
+def test_the_limits_are_the_kernels():
+    assert (guard.STREAMS, guard.MIXES, guard.HEAD_DIM, guard.ROPE) == (
+        attention_out.STREAMS, attention_out.MIXES, attention_in.HEAD_DIM, attention_in.HEAD_ROPE
+    )  # fmt: skip
+    assert (guard.MAX_GROUP, guard.MAX_LATENT, guard.MAX_LORA) == (attention_out.MAX_PANEL, attention_out.MAX_LATENT, attention_in.MAX_LORA)
