@@ -16,6 +16,8 @@ void bind_monokernel(py::module_& m) {
   SGL_CONSTANT(kMaxMonoExperts); SGL_CONSTANT(kMaxMonoTopK); SGL_CONSTANT(kMonoThreads);
 #undef SGL_CONSTANT
   a.attr("kIsas") = std::map<std::string, int32_t>{{"gfx942", abi::kGfx942}, {"gfx950", abi::kGfx950}};
+  a.attr("kK1ParamsBytes") = py::int_(sizeof(abi::K1Params));
+  a.attr("kK2ParamsBytes") = py::int_(sizeof(abi::K2Params));
   a.attr("kMonoStateBytes") = py::int_(sizeof(abi::MonoState));
   a.attr("kMonoExecutedOffset") = py::int_(offsetof(abi::MonoState, executed));
   py::class_<abi::MonoHandover>(a, "MonoHandover")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import weakref
 from pathlib import Path
 
 # Tried in this order where the process has not loaded the library yet; torch's ROCm build brings its own.
@@ -21,9 +22,15 @@ _FUNCTIONS: dict[str, tuple] = {
     "hipModuleGetFunction": (_out, _pointer, ctypes.c_char_p),
     "hipModuleLaunchKernel": (_pointer, *[_unsigned] * 7, _pointer, _out, _out),
     "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor": (ctypes.POINTER(_int), _pointer, _int, ctypes.c_size_t),
+    "hipHostMalloc": (_out, ctypes.c_size_t, _unsigned),
+    "hipHostGetDevicePointer": (_out, _pointer, _unsigned),
+    "hipHostFree": (_pointer,),
     "hipGetErrorName": (_int,),
     "hipGetErrorString": (_int,),
 }
+
+
+_HOST_MAPPED, _HOST_COHERENT = 0x2, 0x40000000  # hipHostMallocMapped, hipHostMallocCoherent: the device sees it, uncached
 
 
 class HipError(RuntimeError):
@@ -128,3 +135,20 @@ class HipFunction:
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(content))
         sizes = grid, 1, 1, threads, 1, 1, 0
         self._module.runtime.call("hipModuleLaunchKernel", self._handle, *sizes, stream, pointers, None, what=self.name)
+
+
+class HipHostMemory:
+    """`num_bytes` zeroed bytes of the host that the current device reads and writes at the same `address`, as long as this object lives.
+
+    They outlive the interpreter's exit: a late launch may still write. Raises HipError where the device sees them elsewhere.
+    """
+
+    def __init__(self, runtime: HipRuntime, num_bytes: int):
+        pointer, seen = ctypes.c_void_p(), ctypes.c_void_p()
+        runtime.call("hipHostMalloc", ctypes.byref(pointer), num_bytes, _HOST_MAPPED | _HOST_COHERENT, what=f"{num_bytes} bytes")
+        weakref.finalize(self, runtime.call, "hipHostFree", pointer).atexit = False
+        ctypes.memset(pointer, 0, num_bytes)
+        runtime.call("hipHostGetDevicePointer", ctypes.byref(seen), pointer, 0)
+        if seen.value != pointer.value:
+            raise HipError(f"the device sees host memory at {seen.value or 0:#x}, not at its own address {pointer.value or 0:#x}")
+        self.address: int = pointer.value

@@ -53,5 +53,21 @@ hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* count, hipFun
   *count = 3;
   return answer("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor");
 }
+hipError_t hipHostMalloc(void** pointer, size_t bytes, unsigned int flags) {
+  LOG("host malloc %zu flags %#x\n", bytes, flags);
+  *pointer = malloc(bytes);
+  memset(*pointer, 0xff, bytes);
+  return answer("hipHostMalloc");
+}
+hipError_t hipHostGetDevicePointer(void** device, void* host, unsigned int flags) {
+  const char* elsewhere = getenv("STUB_ELSEWHERE");
+  *device = (char*)host + (elsewhere != NULL ? 64 : 0);
+  return answer("hipHostGetDevicePointer");
+}
+hipError_t hipHostFree(void* pointer) {
+  LOG("host free\n");
+  free(pointer);
+  return answer("hipHostFree");
+}
 const char* hipGetErrorName(hipError_t error) { return error == (hipError_t)98 ? "hipErrorInvalidDeviceFunction" : "hipErrorUnknown"; }
 const char* hipGetErrorString(hipError_t error) { return error == (hipError_t)98 ? "invalid device function" : "unknown error"; }

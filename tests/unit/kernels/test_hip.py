@@ -1,7 +1,9 @@
 """The launcher against a library that writes down its calls. Oracle: the log, and HIP's own header where one is installed."""
 
+import ctypes
 import importlib.util
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -123,5 +125,18 @@ def test_declarations_are_those_of_hips_header(tmp_path):
     build(tmp_path, "-DWITH_HIP_HEADER", "-D__HIP_PLATFORM_AMD__", "-w", f"-I{include}")
     header = (include / "hip/hip_runtime_api.h").read_text()
     for name, parameters in hip._FUNCTIONS.items():
-        declared = header[header.index(f" {name}(") :]
-        assert declared[: declared.index(")")].count(",") + 1 == len(parameters), name
+        declared = re.search(rf"^(?:hipError_t|const char\*) {name}\(.*?\)", header, re.MULTILINE | re.DOTALL)[0]
+        assert declared.count(",") + 1 == len(parameters), name
+
+
+def test_host_memory_is_zero_and_seen_where_it_is(runtime, log):
+    memory = hip.HipHostMemory(runtime, 256)
+    assert ctypes.string_at(memory.address, 256) == bytes(256)
+    del memory
+    assert log() == ["host malloc 256 flags 0x40000002", "host free"]
+
+
+def test_host_memory_that_the_device_sees_elsewhere_is_refused(runtime, monkeypatch):
+    monkeypatch.setenv("STUB_ELSEWHERE", "1")
+    with pytest.raises(hip.HipError, match="the device sees host memory at 0x[0-9a-f]+, not at its own address 0x"):
+        hip.HipHostMemory(runtime, 64)
