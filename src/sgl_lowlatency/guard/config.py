@@ -128,7 +128,8 @@ def _backend_reasons(cfg: Any) -> list[str]:
     ]
 
 
-def _device_reasons(cfg: Any, emulate: bool) -> list[str]:
+def device_reasons(cfg: Any, emulate: bool) -> list[str]:
+    """Whether the server runs where the kernels do."""
     wanted = "cpu" if emulate else "cuda"
     if cfg.device == wanted:
         return []
@@ -158,7 +159,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
         lambda: model_config_reasons(hf_config, element_bytes(cfg, hf_config)),
         lambda: server_argument_reasons(cfg),
         lambda: _backend_reasons(cfg),
-        lambda: _device_reasons(cfg, emulate),
+        lambda: device_reasons(cfg, emulate),
         lambda: emulation_reasons(cfg, hf_config) if emulate else [],
         lambda: _moe_reasons(cfg, hf_config, emulate),
         lambda: _parallel_reasons(cfg, hf_config, emulate),

@@ -218,6 +218,11 @@ class Monokernels:
             self._failure = str(error)
             raise
 
+    def poison(self) -> None:
+        """NaN wherever the launches of a step leave something for another one or for the caller."""
+        for tensor in (self.q, self.x, *self.residuals):
+            tensor.fill_(float("nan"))
+
     def regions(self) -> list[tuple[str, int, int, bool]]:
         """Memory whose ordering emulation can check: hand-over, state, what launches leave each other, the pool, the rank's workspace."""
         named = {"handover": self.handover, "state": self.state, "q": self.q, "x": self.x}
