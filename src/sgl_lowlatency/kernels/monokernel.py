@@ -165,7 +165,7 @@ class Monokernels:
     def params(self, x: torch.Tensor, inputs: MonoInputs, routing: RoutingRecord | None = None, streams: torch.Tensor | None = None) -> list:
         """K1Params and K2Params of every layer of a step, in the order of their launches. x: bf16 [rows, hidden], the embedding, read by the first
         layer. The step leaves its outcome in self.x and self.residuals[0], [rows, hidden] of each, whose sum is the last layer's output.
-        routing: of MoE layers, whose ids and logits are written too; None: nobody looks. streams: bf16 [layers, rows, hidden], the streams that enter the
+        routing: whose ids and logits are written too, empty ones of dense layers; None: nobody looks. streams: bf16 [layers, rows, hidden], the streams that enter the
         layers are written there, but for the first one's, which is x.
 
         Raises ValueError for a tensor that does not fit.
@@ -180,8 +180,6 @@ class Monokernels:
             for name in names:
                 require_tensor(name, getattr(inputs, name), (count,), torch.int64, self.device)
         if routing is not None:
-            if not g.is_moe:
-                raise ValueError("routing: the layers are dense")
             require_tensor("routing.ids", routing.ids, (g.num_layers, rows, g.top_k), torch.int32, self.device)
             require_tensor("routing.logits", routing.logits, (g.num_layers, rows, g.num_experts), torch.bfloat16, self.device)
         if streams is not None:

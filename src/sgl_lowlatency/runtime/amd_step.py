@@ -66,7 +66,7 @@ class AmdStep:
             tokens_per_request=tokens_per_request,
             # not the embedding and the last norm, which are called as ever
             replaced=[("model", inner), *((f"model.layers.{name}" if name else "model.layers", module) for name, module in inner.layers.named_modules())],
-            self_check=SelfCheck(model, geometry, weights, tolerances) if config.get().self_check else None, exchange=exchange,
+            self_check=SelfCheck(model, geometry, weights, tolerances, by_layer=True) if config.get().self_check else None, exchange=exchange,
         )  # fmt: skip
         self.coverage = self._supervision.coverage
 
@@ -118,7 +118,7 @@ class AmdStep:
     def _run(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, is_poisoned: bool = False, routing: RoutingRecord | None = None
     ) -> Any:
-        """is_poisoned: what the kernels must write is NaN before, so that nothing left unwritten passes a check. routing: of MoE layers, kept."""
+        """is_poisoned: what the kernels must write is NaN before, so that nothing left unwritten passes a check. routing: kept."""
         inner = self._model.model
         embedding = inner.embed_tokens(input_ids)
         inputs = MonoInputs(

@@ -86,7 +86,7 @@ def test_each_width_is_checked_once_before_it_serves(make_serving, environment, 
             run(built, serving, live_batch(serving, lengths))
     checks = [record.message for record in caplog.records if record.message.startswith("monokernel self-check:")]
     assert [check.split(",")[0] for check in checks] == ["monokernel self-check: 1 rows", "monokernel self-check: 2 rows"]
-    assert all(": passed (first_layer_kv.relative_l2 0.00" in check for check in checks)
+    assert all(": passed (added.relative_l2 0.0" in check and ", stream.relative_l2 0.0" in check for check in checks), "layer by layer"
     assert built.coverage.counts().executed == {1: 2, 2: 1}, "the check's own launches serve nobody"
     assert torch.equal(kept, before), "hidden states outlast the next step"
 
@@ -97,6 +97,14 @@ def test_a_broken_kernel_is_refused_with_figures(planted, make_serving, environm
     refusal = r"monokernel self-check failed, the server is refused: 1 rows, .* FAILED: .* is not within 0\.[01]"
     with pytest.raises(RuntimeError, match=refusal):
         run(build(serving, 1, planted=planted), serving, live_batch(serving, [20]))
+
+
+def test_depth_adds_nothing_to_what_right_kernels_are_apart(make_serving, environment, caplog):  # noqa: F811
+    serving = make_serving(has_head=False, num_layers=24)
+    with caplog.at_level(logging.INFO):
+        run(build(serving, 2), serving, live_batch(serving, [7, 90]))
+    (line,) = [record.message for record in caplog.records if "self-check" in record.message]
+    assert ": passed (" in line and float(line.split("logits.relative_l2 ")[1].split(",")[0]) < 0.02
 
 
 def test_a_wrong_expert_is_refused_by_its_layer(make_serving, environment):  # noqa: F811
