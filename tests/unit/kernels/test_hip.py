@@ -2,39 +2,16 @@
 
 import ctypes
 import importlib.util
-import os
 import re
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
+from hip_stub import build, needs_compiler
 
 from sgl_lowlatency.kernels import hip
 
-SOURCE = Path(__file__).with_name("hip_stub.c")
-COMPILER = os.environ.get("CC", "gcc")
-pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no C compiler {COMPILER}")
-
-
-def build(folder, *options):
-    path = folder / "libamdhip64.so"
-    subprocess.run([COMPILER, "-shared", "-fPIC", *options, str(SOURCE), "-o", str(path)], check=True, capture_output=True, text=True)
-    return str(path)
-
-
-@pytest.fixture
-def log(tmp_path, monkeypatch):
-    """The calls so far, as lines."""
-    path = tmp_path / "log"
-    monkeypatch.setenv("STUB_LOG", str(path))
-    return lambda: path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.fixture
-def runtime(tmp_path, log):
-    return hip.HipRuntime(build(tmp_path))
+pytestmark = needs_compiler
 
 
 def test_a_kernel_is_loaded_and_launched(runtime, log):
