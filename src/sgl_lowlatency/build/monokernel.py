@@ -59,7 +59,8 @@ def build_step(
     workspaces = None
     if place.num_ranks > 1:
         terms = _terms(type(model).__name__, geometry, context, tokens_per_request, grid)
-        workspaces = build_symmetric_workspace(terms, device, place.group, context.deadline_s).mapped
+        runtime = None if objects is None else objects.runtime
+        workspaces = build_symmetric_workspace(terms, device, place.group, context.deadline_s, runtime).mapped
     kernels = Monokernels(
         geometry, weights.layers, cos_sin, isa=context.isa, grid=grid, widths=[(rows, tokens_per_request) for rows in context.widths],
         deadline_s=context.deadline_s / 2, rank=place.rank, workspaces=workspaces, objects=objects,

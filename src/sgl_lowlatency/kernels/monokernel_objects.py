@@ -22,7 +22,7 @@ class MonokernelObjects:
     """
 
     def __init__(self, runtime: HipRuntime, isa: str, compute_units: int):
-        self._runtime, self._compute_units = runtime, compute_units
+        self.runtime, self._compute_units = runtime, compute_units
         self._functions = {
             kernel: runtime.load(code_objects.read(kernel, isa), f"{kernel}.{isa}.co").function(kernel, num_bytes)
             for kernel, num_bytes in _PARAM_BYTES.items()
@@ -46,4 +46,4 @@ class MonokernelObjects:
 
     def host_memory(self, num_bytes: int) -> HipHostMemory:
         """`num_bytes` zeroed bytes of the host that the device sees."""
-        return HipHostMemory(self._runtime, num_bytes)
+        return HipHostMemory(self.runtime, num_bytes)

@@ -117,3 +117,17 @@ def test_host_memory_that_the_device_sees_elsewhere_is_refused(runtime, monkeypa
     monkeypatch.setenv("STUB_ELSEWHERE", "1")
     with pytest.raises(hip.HipError, match="the device sees host memory at 0x[0-9a-f]+, not at its own address 0x"):
         hip.HipHostMemory(runtime, 64)
+
+
+def test_memory_that_processes_share(runtime, log):
+    """The stub's handle is the address, so that both are one memory."""
+    own = hip.HipSharedMemory.allocate(runtime, 256)
+    assert own.read(0, 256) == b"\xff" * 256
+    own.write(64, b"words")
+    peer = hip.HipSharedMemory.map(runtime, own.handle)
+    assert peer.address == own.address and peer.read(62, 9) == b"\xff\xffwords\xff\xff"
+    peer.close()
+    own.free()
+    assert log() == ["malloc 256 flags 0x3", "copy 256 kind 2", "copy 5 kind 1", "map flags 0x1", "copy 9 kind 2", "unmap", "free"]
+    with pytest.raises(ValueError):
+        hip.HipSharedMemory.map(runtime, "00" * 8)
