@@ -40,7 +40,7 @@ def test_which_commands_ask_for_amd(arguments, is_amd):
 @pytest.mark.parametrize("flag", [["--enable-amd-monokernel"], ["--monokernel-backend", "amd"]])
 def test_a_served_command_has_no_reason(built, model_dir, flag):
     verdict = amd_verdict.judge(["--model-path", model_dir(), *flag, "--tp", "8"], "gfx942")
-    assert (verdict.reasons, verdict.isa, verdict.spec) == ([], "gfx942", "sgl_lowlatency k1/k2 (Qwen3 dense)")
+    assert (verdict.reasons, verdict.isa, verdict.spec) == ([], "gfx942", "sgl_lowlatency monokernel (Qwen3 dense)")
 
 
 def test_every_reason_is_listed(built, model_dir):

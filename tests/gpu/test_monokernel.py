@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from mono_cases import gate, moe_gate, tiny, tiny_moe
+from monokernel_cases import gate, moe_gate, tiny, tiny_moe
 
 from sgl_lowlatency.kernels.code_objects import COMPUTE_UNITS
 from sgl_lowlatency.kernels.hip import HipRuntime

@@ -73,7 +73,7 @@ def test_a_server_gives_what_float64_decides(name, flag, option, tmp_path, reque
     if option is not None:
         needs(request, option)
     log = require_right(name, tmp_path / "model", tmp_path, flag, 1)
-    assert f"sgl_lowlatency k1/k2 ({MODELS[name][1].name}) on gfx950 runs decode steps of batch size [1, 2, 4, 6, 8, 12, 16]" in log
+    assert f"sgl_lowlatency monokernel ({MODELS[name][1].name}) on gfx950 runs decode steps of batch size [1, 2, 4, 6, 8, 12, 16]" in log
     assert re.search(r"monokernel self-check: 1 rows, lengths \[1, 2, 3, 63, .*: passed \(added\.relative_l2 0\.0.*stream\.relative_l2 0\.0", log)
     assert "megakernel: active" not in log
     require_every_decode_step(log)

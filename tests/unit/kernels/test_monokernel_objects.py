@@ -6,7 +6,7 @@ import ctypes
 import pytest
 import torch
 from hip_stub import needs_compiler
-from mono_cases import tiny
+from monokernel_cases import tiny
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels import code_objects

@@ -85,7 +85,7 @@ def _build(model: Any, hf_config: Any, context: BuildContext, *, bounds: Mapping
 def family_spec(family: Family, bounds: Mapping[str, float]) -> MonoSpec:
     """The spec of a family. bounds: of its numerics."""
     return MonoSpec(
-        name=f"sgl_lowlatency k1/k2 ({family.name})",
+        name=f"sgl_lowlatency monokernel ({family.name})",
         devices=DEVICES,
         features=frozenset({Feature.SPECULATIVE_DECODING}),
         requires=Requirements(
