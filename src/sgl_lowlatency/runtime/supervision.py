@@ -45,7 +45,7 @@ class Supervision:
     ):
         self._kernel, self._widths, self._tokens_per_request = kernel, tuple(widths), tokens_per_request
         self._replaced, self._self_check, self._exchange = list(replaced), self_check, exchange
-        self._checked: set[int] = set()
+        self.checked: set[int] = set()  # numbers of rows that may serve
         self._fallback = AgreedFallback(exchange, kernel)
         if self_check is None:
             logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: %s serves without being compared to SGLang's forward", kernel)
@@ -80,7 +80,7 @@ class Supervision:
         Raises RuntimeError when it fails on any rank, or cannot run now: the server must not serve. Raises what `exchange` does, naming a rank
         that does not come.
         """
-        if rows in self._checked:
+        if rows in self.checked:
             return
         if self._self_check is not None:
             if torch.cuda.is_current_stream_capturing():
@@ -95,7 +95,7 @@ class Supervision:
             logger.info("%s self-check: %s", self._kernel, report)
             if failed := list(self._verdicts(f"{report}" if report.misses else None)):
                 raise RuntimeError(f"{self._kernel} self-check failed, the server is refused: {'; '.join(failed)}")
-        self._checked.add(rows)
+        self.checked.add(rows)
 
     def _verdicts(self, failed: str | None) -> Iterator[str]:
         """What failed, of every rank: they refuse together."""
