@@ -72,6 +72,11 @@ void bind_monokernel(py::module_& m) {
   SGL_POINTER(residual_out); SGL_POINTER(x_out); SGL_POINTER(executed_mirror); SGL_POINTER(routed_ids); SGL_POINTER(routed_logits);
 #undef SGL_POINTER
 
+#ifdef SGL_LOWLATENCY_WITH_CUDA
+  m.def("k1_launch_cuda", &launch::k1_cuda, py::arg("params"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  m.def("k2_launch_cuda", &launch::k2_cuda, py::arg("params"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  m.def("monokernel_max_blocks", &launch::monokernel_max_blocks, "Co-resident blocks of the current device");
+#endif
   m.def(
       "monokernel_emulate",
       [](const std::vector<std::vector<emulation::MonoStep>>& launches, const std::vector<uint32_t>& slowness, uint64_t seed, int32_t planted,

@@ -1,6 +1,6 @@
-"""k1 and k2 on an AMD GPU: the numerics gate against the float64 oracle, real widths of layers, decode and verify, graph replay, bits that repeat.
+"""k1 and k2 on the GPU: the numerics gate against the float64 oracle, real widths of layers, decode and verify, graph replay, bits that repeat.
 
-The oracle runs on the CPU. Never run: no AMD GPU has been at hand.
+On an AMD GPU the code objects; on an NVIDIA GPU the same stages in waves of two warps. The oracle runs on the CPU. Never run: neither has been at hand.
 """
 
 import dataclasses
@@ -27,21 +27,30 @@ STEPS = {
 }  # fmt: skip
 
 
+def on_this_gpu():
+    """(instruction set, workgroups, what launches them)."""
+    properties = torch.cuda.get_device_properties(0)
+    if torch.version.hip is None:
+        from sgl_lowlatency.kernels.monokernel_cuda import ISA, MonokernelCuda
+
+        return ISA, properties.multi_processor_count, MonokernelCuda()
+    isa = properties.gcnArchName.split(":")[0]
+    return isa, COMPUTE_UNITS[isa], MonokernelObjects(HipRuntime(), isa, properties.multi_processor_count)
+
+
 class Gpu:
     """Layers of one geometry on the current GPU, and steps of them."""
 
     def __init__(self, g, step):
-        properties = torch.cuda.get_device_properties(0)
-        isa = properties.gcnArchName.split(":")[0]
-        objects = MonokernelObjects(HipRuntime(), isa, properties.multi_processor_count)
-        objects.require_resident(COMPUTE_UNITS[isa])
+        isa, grid, objects = on_this_gpu()
+        objects.require_resident(grid)
         self.g, self.weights = g, random_weights(g, seed=FRESH)
         layers = [
             dataclasses.replace(layer, **{name: value.cuda() for name, value in vars(layer).items() if isinstance(value, torch.Tensor)})
             for layer in self.weights.layers
         ]
         self.kernels = Monokernels(
-            g, layers, self.weights.cos_sin.cuda(), isa=isa, grid=COMPUTE_UNITS[isa], widths=[(step.rows, step.rows_per_request)], deadline_s=5.0,
+            g, layers, self.weights.cos_sin.cuda(), isa=isa, grid=grid, widths=[(step.rows, step.rows_per_request)], deadline_s=5.0,
             objects=objects,
         )  # fmt: skip
         self.k, self.v, self.table = [b.cuda() for b in step.k_buffers], [b.cuda() for b in step.v_buffers], step.req_to_token.cuda()
@@ -101,3 +110,15 @@ def test_a_replayed_graph_gives_the_same_bits():
         again = gpu.outputs()
         assert torch.equal(again.hidden, first.hidden) and torch.equal(again.k_rows, first.k_rows) and torch.equal(again.v_rows, first.v_rows)
     assert gpu.kernels.executed() == {2: 21}
+
+
+def test_a_step_is_two_launches_a_layer():
+    """As the GPU's own profiler counts them."""
+    gpu = Gpu(QWEN3_0_6B, random_step(QWEN3_0_6B, [70, 9], seed=FRESH))
+    gpu.launch()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        gpu.launch()
+        torch.cuda.synchronize()
+    kernels = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA and "mem" not in event.name.lower()]
+    assert len(kernels) == 2 * QWEN3_0_6B.num_layers, kernels
