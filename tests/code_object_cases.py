@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import cdna
-import mono_cases
+import monokernel_cases
 import numpy as np
 from cdna import toolchain
 
@@ -54,7 +54,7 @@ def _regions(ranks: list, streams: list, inputs: tuple) -> dict[int, int]:
 
 
 class Interpreted:
-    """Stands in for mono_cases.emulate: the same parameters, with every address moved into the interpreter's memory.
+    """Stands in for monokernel_cases.emulate: the same parameters, with every address moved into the interpreter's memory.
 
     Each rank is a GPU of its own, with its launches one after another. weak: None for memory that reorders nothing, or the keyword arguments of
     cdna.WeakMemory. seed: of the schedule. planted: number of a bug that is compiled in. instructions: of waves, run so far.
@@ -67,8 +67,8 @@ class Interpreted:
 
     @contextlib.contextmanager
     def in_place_of_emulation(self):
-        """mono_cases.Group then runs code objects."""
-        with mock.patch.object(mono_cases, "emulate", self), mock.patch.object(mono_cases, "MonoInputs", self._inputs):
+        """monokernel_cases.Group then runs code objects."""
+        with mock.patch.object(monokernel_cases, "emulate", self), mock.patch.object(monokernel_cases, "MonoInputs", self._inputs):
             yield self
 
     def _inputs(self, positions, out_cache_loc, seq_lens, req_pool_indices, *rest):
@@ -132,4 +132,4 @@ class Report:
     num_races: int = 0
 
 
-_MonoInputs = mono_cases.MonoInputs
+_MonoInputs = monokernel_cases.MonoInputs

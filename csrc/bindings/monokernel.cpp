@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "emulation/monokernel.hpp"
+#include "launch/monokernel.hpp"
 
 namespace sgl_lowlatency {
 
@@ -15,6 +16,8 @@ void bind_monokernel(py::module_& m) {
   SGL_CONSTANT(kMaxMonoExperts); SGL_CONSTANT(kMaxMonoTopK); SGL_CONSTANT(kMonoThreads);
 #undef SGL_CONSTANT
   a.attr("kIsas") = std::map<std::string, int32_t>{{"gfx942", abi::kGfx942}, {"gfx950", abi::kGfx950}};
+  a.attr("kK1ParamsBytes") = py::int_(sizeof(abi::K1Params));
+  a.attr("kK2ParamsBytes") = py::int_(sizeof(abi::K2Params));
   a.attr("kMonoStateBytes") = py::int_(sizeof(abi::MonoState));
   a.attr("kMonoExecutedOffset") = py::int_(offsetof(abi::MonoState, executed));
   py::class_<abi::MonoHandover>(a, "MonoHandover")
@@ -46,7 +49,10 @@ void bind_monokernel(py::module_& m) {
   py::class_<abi::K1Params> k1(a, "K1Params");
   k1.def(py::init([] { return abi::K1Params{}; }))
       .def_readwrite("launch", &abi::K1Params::launch)
-      .def("to_bytes", [as_bytes](const abi::K1Params& p) { return as_bytes(p); }, "As a launcher passes them");
+      .def("to_bytes", [as_bytes](const abi::K1Params& p) {
+        launch::check_k1(p);
+        return as_bytes(p);
+      }, "As a launcher passes them; raises ValueError, naming what does not fit");
 #define SGL_POINTER(name) pointer_property(k1, #name, &abi::K1Params::name)
   SGL_POINTER(x); SGL_POINTER(residual); SGL_POINTER(residual_out); SGL_POINTER(input_norm); SGL_POINTER(qkv); SGL_POINTER(q_norm);
   SGL_POINTER(k_norm); SGL_POINTER(cos_sin); SGL_POINTER(positions); SGL_POINTER(out_cache_loc); SGL_POINTER(k_pool); SGL_POINTER(v_pool);
@@ -56,26 +62,35 @@ void bind_monokernel(py::module_& m) {
   k2.def(py::init([] { return abi::K2Params{}; }))
       .def_readwrite("launch", &abi::K2Params::launch).def_readwrite("counted_tokens", &abi::K2Params::counted_tokens)
       .def_readwrite("ends_step", &abi::K2Params::ends_step)
-      .def("to_bytes", [as_bytes](const abi::K2Params& p) { return as_bytes(p); }, "As a launcher passes them");
+      .def("to_bytes", [as_bytes](const abi::K2Params& p) {
+        launch::check_k2(p);
+        return as_bytes(p);
+      }, "As a launcher passes them; raises ValueError, naming what does not fit");
 #define SGL_POINTER(name) pointer_property(k2, #name, &abi::K2Params::name)
   SGL_POINTER(q); SGL_POINTER(k_pool); SGL_POINTER(v_pool); SGL_POINTER(seq_lens); SGL_POINTER(req_pool_indices); SGL_POINTER(req_to_token);
   SGL_POINTER(out_proj); SGL_POINTER(post_norm); SGL_POINTER(router); SGL_POINTER(gate_up); SGL_POINTER(down); SGL_POINTER(residual);
   SGL_POINTER(residual_out); SGL_POINTER(x_out); SGL_POINTER(executed_mirror); SGL_POINTER(routed_ids); SGL_POINTER(routed_logits);
 #undef SGL_POINTER
 
+#ifdef SGL_LOWLATENCY_WITH_CUDA
+  m.def("k1_launch_cuda", &launch::k1_cuda, py::arg("params"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  m.def("k2_launch_cuda", &launch::k2_cuda, py::arg("params"), py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  m.def("monokernel_max_blocks", &launch::monokernel_max_blocks, "Co-resident blocks of the current device");
+#endif
   m.def(
       "monokernel_emulate",
       [](const std::vector<std::vector<emulation::MonoStep>>& launches, const std::vector<uint32_t>& slowness, uint64_t seed, int32_t planted,
-         int32_t starvation, const std::vector<RegionTuple>& regions) {
+         int32_t starvation, const std::vector<RegionTuple>& regions, bool is_shared) {
         std::vector<emulation::MonoStream> streams(launches.size());
         for (size_t i = 0; i < launches.size(); ++i) streams[i] = {launches[i], i < slowness.size() ? slowness[i] : 1};
-        const emulation::Options options = emulation_options(seed, planted, starvation, regions);
+        emulation::Options options = emulation_options(seed, planted, starvation, regions);
+        options.is_shared = is_shared;
         py::gil_scoped_release release;
         return emulation::monokernel(streams, options);
       },
       py::arg("launches"), py::arg("slowness") = std::vector<uint32_t>{}, py::arg("seed") = 0, py::arg("planted") = 0, py::arg("starvation") = -1,
-      py::arg("regions") = std::vector<RegionTuple>{},
-      "Runs the streams of several emulated GPUs, each a list of K1Params and K2Params, at the same time");
+      py::arg("regions") = std::vector<RegionTuple>{}, py::arg("is_shared") = false,
+      "Runs the streams of several emulated GPUs, each a list of K1Params and K2Params, at the same time. is_shared: other ranks are other processes");
 }
 
 }  // namespace sgl_lowlatency

@@ -32,19 +32,27 @@ def register_nvidia() -> None:
     """
     from sglang.kernels.plugin_kernels.nvidia.spec import register
 
-    from sgl_lowlatency import config
-
     for architecture, path in (NVIDIA_SPECS | NVIDIA_DRAFT_SPECS).items():
         register(architecture=architecture, path=path)
-    if config.get().emulate:
-        from sgl_lowlatency.runtime import emulated_device
-
-        emulated_device.install()
+    _emulate_on_request()
 
 
 def register_amd() -> None:
-    """Entry point `amd_monokernel`: register the AMD specs, for --enable-amd-monokernel and its old name --monokernel-backend amd."""
+    """Entry point `amd_monokernel`: register the AMD specs, for --enable-amd-monokernel and its old name --monokernel-backend amd.
+
+    Host emulation and bad variables as in register_nvidia.
+    """
     from sglang.kernels.plugin_kernels.amd.spec import BACKEND, register
 
     for architecture, path in AMD_SPECS.items():
         register(backend=BACKEND, architecture=architecture, path=path)
+    _emulate_on_request()
+
+
+def _emulate_on_request() -> None:
+    from sgl_lowlatency import config
+
+    if config.get().emulate:
+        from sgl_lowlatency.runtime import emulated_device
+
+        emulated_device.install()

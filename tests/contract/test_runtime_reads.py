@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.kernels.plugin_kernels.amd.spec import ShapeKey
+from sglang.srt import runtime_context
+from sglang.srt.kernel_plugins.amd import binding as amd_binding
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
 from sglang.srt.layers.logits_processor import LogitsProcessor
@@ -15,7 +19,7 @@ from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.runner_utils import capture_mode
-from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from sglang.srt.models.qwen3 import Qwen3DecoderLayer, Qwen3ForCausalLM, Qwen3Model
 from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeForCausalLM, Qwen3MoeModel, Qwen3MoeSparseMoeBlock
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
@@ -140,3 +144,32 @@ def test_a_moe_layer_takes_its_stream_from_the_batch():
     loop = "".join(inspect.getsource(Qwen3MoeModel.forward).split())
     assert "hidden_states=layer(positions,hidden_states,forward_batch," in loop and "hidden_states=residual_batch.final_norm(" in loop
     assert parameters(residual_batch.snapshot) == parameters(residual_batch.set_written) == ["hidden_states", "forward_batch"]
+
+
+def test_a_dense_layer_takes_its_stream_from_the_batch_too():
+    """AMD's self-check stands before dense layers as well."""
+    assert parameters(Qwen3DecoderLayer.forward)[:4] == ["self", "positions", "hidden_states", "forward_batch"]
+    loop = "".join(inspect.getsource(Qwen3Model.forward).split())
+    assert "hidden_states=self.layers[i](positions,hidden_states,forward_batch," in loop and "hidden_states=residual_batch.final_norm(" in loop
+
+
+@pytest.mark.parametrize(("algorithm", "drafts", "expected"), [(None, None, 1), (None, 4, 1), ("EAGLE", 4, 4), ("STANDALONE", None, 1)])
+def test_tokens_of_a_request_are_those_that_amds_dispatch_serves(monkeypatch, algorithm, drafts, expected):
+    spec = SimpleNamespace(speculative_algorithm=algorithm, speculative_num_draft_tokens=drafts)
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
+    monkeypatch.setattr(amd_binding, "get_spec", lambda: spec)
+    assert sglang_state.tokens_per_request() == amd_binding._server_step()[1] == expected
+
+
+def test_amds_dispatch_keeps_the_forward_that_the_build_has_put_on_the_model():
+    """It counts the steps that are not routed; build/monokernel.py puts it there."""
+    model, seen = torch.nn.Module(), []
+    model.forward = lambda input_ids, positions, forward_batch: seen.append("original")
+    spec = SimpleNamespace(requires=SimpleNamespace(attention_backends=frozenset()), unread_metadata=frozenset())
+    built = SimpleNamespace(forward=lambda plan, *args, **kwargs: seen.append((plan.key.rows, len(args), kwargs)))
+    served = frozenset({ShapeKey("decode", 2, 1)})
+    amd_binding._install_forward(model=model, built=built, served=served, spec=spec)
+    for rows in (2, 3):
+        batch = SimpleNamespace(forward_mode=ForwardMode.DECODE, batch_size=rows, input_ids=torch.zeros(rows))
+        model.forward(batch.input_ids, None, batch)
+    assert seen == [(2, 3, {}), "original"]

@@ -1,13 +1,13 @@
 """k1 and k2 on emulated waves: whole layers, dense and MoE, decode and verify, on both parts.
 
-Oracle: the float64 decoder (reference/), with SGLang's bf16 rounding as the measure (mono_cases.gate).
+Oracle: the float64 decoder (reference/), with SGLang's bf16 rounding as the measure (monokernel_cases.gate).
 """
 
 import dataclasses
 
 import pytest
 import torch
-from mono_cases import Group, gate, moe_gate, tiny, tiny_moe
+from monokernel_cases import Group, gate, moe_gate, tiny, tiny_moe
 
 from sgl_lowlatency.reference import routing
 from sgl_lowlatency.reference.inputs import random_step, random_weights

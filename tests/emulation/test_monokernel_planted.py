@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import torch
-from mono_cases import Group, gate, moe_gate, tiny, tiny_moe
+from monokernel_cases import Group, gate, moe_gate, tiny, tiny_moe
 
 from sgl_lowlatency.kernels.fault import MonokernelFault
 from sgl_lowlatency.reference import routing
@@ -94,5 +94,5 @@ def test_inputs_out_of_range_end_the_launch(field, value, text):
     bad = dataclasses.replace(step, **{field: tensor})
     group = Group(G, random_weights(G, seed=6), [step])
     with pytest.raises(MonokernelFault, match=text), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mono_cases.assert_pool_untouched", lambda before, after: None)
+        patch.setattr("monokernel_cases.assert_pool_untouched", lambda before, after: None)
         group.run(bad)

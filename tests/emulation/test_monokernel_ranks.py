@@ -5,7 +5,7 @@ Oracle: the float64 decoder (reference/); what a fault says is worked out by han
 
 import pytest
 import torch
-from mono_cases import Group, gate, moe_gate, tiny, tiny_moe
+from monokernel_cases import Group, gate, moe_gate, tiny, tiny_moe
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.fault import MonokernelFault

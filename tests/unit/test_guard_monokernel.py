@@ -21,30 +21,28 @@ def amd_server(**fields):
     return server(**{**quiet, "attention_backend": "aiter", "tp_size": 1, **fields})
 
 
-def reasons(built=BUILT, use_aiter=False, cfg=None, launched=True, **fields):
-    before, guard.LAUNCHED = guard.LAUNCHED, launched
-    try:
-        return guard.config_disable_reasons(
-            cfg or amd_server(), hf_config(**fields), isa="gfx950", built=built, use_aiter=use_aiter, attention_backends=BACKENDS
-        )
-    finally:
-        guard.LAUNCHED = before
+def reasons(built=BUILT, use_aiter=False, cfg=None, emulate=False, **fields):
+    return guard.config_disable_reasons(
+        cfg or amd_server(), hf_config(**fields), isa="gfx950", built=built, use_aiter=use_aiter, attention_backends=BACKENDS, emulate=emulate
+    )
 
 
 def test_a_served_configuration_has_no_reason():
     assert reasons() == reasons(**MOE) == []
 
 
-def test_nothing_is_launched_without_objects_nor_a_runtime():
+def test_nothing_is_launched_without_objects():
     line = f"kernels k1/k2 not built for gfx950: {code_objects.HOW_TO_BUILD}"
     assert reasons(built={"k1": [], "k2": []}) == [line]
     assert reasons(built={"k1": ["gfx942"], "k2": ["gfx950"]}) == [line.replace("k1/k2", "k1")]
-    assert reasons(launched=False) == ["this release compiles k1 and k2 and does not launch them yet"]
+    assert reasons(built={"k1": [], "k2": []}, emulate=True, cfg=amd_server(device="cpu")) == [], "emulation takes none"
     assert device.code_object_reasons("gfx942", {"k1": ["gfx942"], "k2": ["gfx942"]}) == []
 
 
 def test_settings_of_the_server():
     assert reasons(cfg=amd_server(device="cpu")) == ["--device 'cpu' is not 'cuda', SGLang's word for a ROCm GPU too"]
+    line = "--device 'cuda' is not 'cpu': SGL_LOWLATENCY_EMULATE=1 runs the kernels on the CPU"
+    assert reasons(cfg=amd_server(), emulate=True) == [line]
     assert reasons(cfg=amd_server(enable_nvidia_megakernel=True)) == ["--enable-nvidia-megakernel is also set; use one of the two"]
     (line,) = reasons(cfg=amd_server(prefill_attention_backend="wave"))
     assert line == "--prefill-attention-backend 'wave' is not one of aiter, triton: it may keep K and V in another layout"

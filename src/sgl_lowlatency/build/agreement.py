@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+VERDICT_DEADLINE_S = 120.0  # of fallbacks and of a self-check's verdict: ranks check a width at the same time, and load kernels of SGLang's meanwhile
 MESSAGE_BYTES = 16384  # of every claim, padded: whoever receives knows the size before it comes
 _abandoned: list[object] = []  # messages under way when an exchange failed: gloo may still read and write their memory
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 
-from sgl_lowlatency.build.agreement import exchange
+from sgl_lowlatency.build.agreement import VERDICT_DEADLINE_S, exchange
 from sgl_lowlatency.build.device_limits import DeviceLimits, device_limits
 from sgl_lowlatency.build.progress import Progress
 from sgl_lowlatency.build.rank_group import meet
@@ -26,8 +26,6 @@ from sgl_lowlatency.runtime.nvidia_step import NvidiaStep
 from sgl_lowlatency.runtime.sglang_state import TensorParallel
 
 logger = logging.getLogger(__name__)
-
-VERDICT_DEADLINE_S = 120.0  # of fallbacks and of a self-check's verdict: ranks check a width at the same time, and load kernels of SGLang's meanwhile
 
 
 def build_step(

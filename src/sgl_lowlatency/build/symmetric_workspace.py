@@ -1,6 +1,7 @@
 """The workspaces that the ranks of a tensor-parallel group share: allocated, exchanged, mapped and checked before the first launch.
 
-CUDA: device memory of its own, mapped by CUDA IPC; never part of SGLang's communicators. CPU, in emulation: a file that the processes map.
+CUDA, and ROCm with a HIP runtime: device memory of its own, mapped by IPC; never part of SGLang's communicators. CPU, in emulation: a file that
+the processes map.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from sgl_lowlatency.build.agreement import DisagreementError, exchange, require_agreement
 from sgl_lowlatency.kernels import symmetric_workspace as shared
+from sgl_lowlatency.kernels.hip import HipRuntime, HipSharedMemory
 from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, PARITIES, RENDEZVOUS_BYTES, MappedWorkspaces, prepare, symmetric_layout
 
 WHAT = "symmetric workspace"
@@ -59,18 +61,20 @@ class SymmetricWorkspace:
         self._own.free()
 
 
-def build_symmetric_workspace(terms: Terms, device: torch.device, group: dist.ProcessGroup, deadline_s: float) -> SymmetricWorkspace:
+def build_symmetric_workspace(
+    terms: Terms, device: torch.device, group: dist.ProcessGroup, deadline_s: float, hip: HipRuntime | None = None
+) -> SymmetricWorkspace:
     """Allocates, exchanges handles over `group` (gloo), maps every peer and checks that each mapping is the memory that its owner claims.
 
     All ranks call it together. Raises DisagreementError, on every rank alike, when terms or layouts differ or a mapping is not what was
     claimed; when a rank does not come within deadline_s it is named. ValueError for a group of more than 8. Device memory whose handle the others
-    have seen is then left to the end of the process.
+    have seen is then left to the end of the process. hip: of a ROCm device.
     """
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     if num_ranks > MAX_RANKS:
         raise ValueError(f"{WHAT}: {num_ranks} ranks are more than {MAX_RANKS}")
     layout = symmetric_layout(num_ranks, terms.max_rows, terms.hidden, terms.copies)
-    memory_of = _CudaMemory if device.type == "cuda" else _FileMemory
+    memory_of = _FileMemory if device.type == "cpu" else _CudaMemory if hip is None else _HipMemoryOf(hip)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_device, contextlib.ExitStack() as undo:
         own = memory_of.allocate(layout, undo)
@@ -191,3 +195,27 @@ class _CudaMemory:
 
     def free(self) -> None:
         shared.free(self.address)
+
+
+class _HipMemory(HipSharedMemory):
+    """Memory of the current ROCm device that other processes map."""
+
+    def everyone_has_mapped(self) -> None:
+        pass
+
+
+class _HipMemoryOf:
+    """What _CudaMemory's class methods are, of one HIP runtime."""
+
+    def __init__(self, runtime: HipRuntime):
+        self._runtime = runtime
+
+    def allocate(self, layout: Any, undo: contextlib.ExitStack) -> _HipMemory:
+        memory = _HipMemory.allocate(self._runtime, layout.total_bytes)
+        memory.write(0, bytes(layout.tiles))  # all but the tiles is zero
+        return memory
+
+    def map(self, handle: str, layout: Any, undo: contextlib.ExitStack) -> _HipMemory:
+        memory = _HipMemory.map(self._runtime, handle)
+        undo.callback(memory.close)
+        return memory

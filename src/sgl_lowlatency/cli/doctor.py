@@ -15,7 +15,8 @@ import re
 import warnings
 
 from sgl_lowlatency.cli import amd_verdict, launch_command, version
-from sgl_lowlatency.cli.verdict import Verdict, judge
+from sgl_lowlatency.cli.judging import Verdict
+from sgl_lowlatency.cli.verdict import judge
 from sgl_lowlatency.kernels import code_objects
 
 

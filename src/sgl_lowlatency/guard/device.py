@@ -43,6 +43,15 @@ def installation_reasons(isa: str | None, *, emulate: bool) -> list[str]:
     return backend_reasons(isa, backends, emulate=emulate)
 
 
+def extension_reasons() -> list[str]:
+    """One reason when the extension, which lays out the parameters of every launch, is missing or does not load."""
+    try:
+        compiled_backends()
+    except ImportError as error:
+        return [str(error)]
+    return []
+
+
 def code_object_reasons(isa: str, built: Mapping[str, Sequence[str]]) -> list[str]:
     """Why AMD's kernels cannot run on this GPU ("gfx950"); [] when all of them can. built: code_objects.installed()."""
     missing = [kernel for kernel, isas in built.items() if isa not in isas]

@@ -20,8 +20,8 @@ from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
 from sgl_lowlatency.guard import moe, parallel, speculation
-from sgl_lowlatency.guard.config import decoder_reasons, server_argument_reasons
-from sgl_lowlatency.guard.device import code_object_reasons
+from sgl_lowlatency.guard.config import decoder_reasons, device_reasons, server_argument_reasons
+from sgl_lowlatency.guard.device import code_object_reasons, extension_reasons, installation_reasons
 from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.model import hook_reasons, layers_reasons
 from sgl_lowlatency.kernels.geometry import Geometry
@@ -32,9 +32,6 @@ CHANNEL_MULTIPLE = 32  # of every K: the K of the MFMA
 TILE_ROWS, MAX_EXPERTS, MAX_TOP_K = 16, 256, 16  # of the router
 MAX_GROUP = 16  # query heads of a KV head: the N of the MFMA
 HEAD_DIMS = (64, 128)
-LAUNCHED = False  # whether a spec's build makes steps of the kernels
-
-NOT_LAUNCHED = "this release compiles k1 and k2 and does not launch them yet"
 
 
 def rank_geometry(hf_config: Any, tp_size: int) -> tuple[Geometry | None, list[str]]:
@@ -134,9 +131,11 @@ def _moe_config_reasons(cfg: Any, hf_config: Any, use_aiter: bool) -> list[str]:
     return reasons
 
 
-def _server_reasons(cfg: Any, attention_backends: Sequence[str]) -> list[str]:
+def _server_reasons(cfg: Any, attention_backends: Sequence[str], emulate: bool) -> list[str]:
     reasons = server_argument_reasons(cfg) + (server_argument_reasons(cfg, parallel.SPLITS) if cfg.tp_size > 1 else [])
-    if cfg.device != "cuda":
+    if emulate:
+        reasons += device_reasons(cfg, emulate)
+    elif cfg.device != "cuda":
         reasons.append(f"--device {cfg.device!r} is not 'cuda', SGLang's word for a ROCm GPU too")
     if getattr(cfg, "enable_nvidia_megakernel", False):
         reasons.append("--enable-nvidia-megakernel is also set; use one of the two")
@@ -149,21 +148,21 @@ def _server_reasons(cfg: Any, attention_backends: Sequence[str]) -> list[str]:
 
 
 def config_disable_reasons(
-    cfg: Any, hf_config: Any, *, isa: str, built: Mapping[str, Sequence[str]], use_aiter: bool, attention_backends: Sequence[str]
+    cfg: Any, hf_config: Any, *, isa: str, built: Mapping[str, Sequence[str]], use_aiter: bool, attention_backends: Sequence[str], emulate: bool = False
 ) -> list[str]:
     """Every reason this configuration cannot be served; [] when it can.
 
     cfg: SGLang's resolved server arguments. isa: "gfx950". built: code_objects.installed(). use_aiter: SGLANG_USE_AITER. attention_backends: those
-    of the spec.
+    of the spec. emulate: host emulation is on.
     """
     reasons = _geometry_reasons(hf_config, cfg.tp_size) + decoder_reasons(hf_config) + _weight_reasons(cfg, hf_config)
-    reasons += _server_reasons(cfg, attention_backends) + _moe_config_reasons(cfg, hf_config, use_aiter) + speculation_reasons(cfg)
-    return reasons + launch_reasons(isa, built)
+    reasons += _server_reasons(cfg, attention_backends, emulate) + _moe_config_reasons(cfg, hf_config, use_aiter) + speculation_reasons(cfg)
+    return reasons + launch_reasons(isa, built, emulate)
 
 
-def launch_reasons(isa: str, built: Mapping[str, Sequence[str]]) -> list[str]:
-    """Why no step could be launched on this GPU, whatever the model."""
-    return code_object_reasons(isa, built) + ([] if LAUNCHED else [NOT_LAUNCHED])
+def launch_reasons(isa: str, built: Mapping[str, Sequence[str]], emulate: bool = False) -> list[str]:
+    """Why no step could be launched on this GPU, or emulated, whatever the model."""
+    return installation_reasons(isa, emulate=True) if emulate else extension_reasons() + code_object_reasons(isa, built)
 
 
 def model_disable_reasons(model: Any, hf_config: Any, family: Family, tp_size: int) -> list[str]:

@@ -1,9 +1,10 @@
-"""k1 and k2: a decoder layer in two persistent launches, AMD's kernels. CPU tensors run the same source in host emulation."""
+"""k1 and k2: a decoder layer in two persistent launches, AMD's kernels. Code objects on a GPU, the same source in host emulation without one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,13 +12,18 @@ from sgl_lowlatency.kernels import abi  # first: raises with what to do when the
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.code_objects import COMPUTE_UNITS
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
-from sgl_lowlatency.kernels.decode_step_tensors import LayerTensors, require_tensor
+from sgl_lowlatency.kernels.decode_step_tensors import LayerTensors, RoutingRecord, require_tensor
 from sgl_lowlatency.kernels.fault import MonokernelFault, describe_mono_fault
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, HostWords
 from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, prepare, symmetric_layout
 
-__all__ = ["ISAS", "MAX_ROWS", "MonoInputs", "Monokernels", "emulate", "mono_layout", "mono_workspaces", "reasons"]
+if TYPE_CHECKING:
+    from sgl_lowlatency.kernels.monokernel_objects import MonokernelObjects
+
+__all__ = ["EXCHANGES", "ISAS", "MAX_ROWS", "MonoInputs", "Monokernels", "emulate", "mono_layout", "mono_workspaces", "reasons"]
+
+EXCHANGES: int = _C.abi.kMonoExchanges  # sums over ranks in a layer
 
 MAX_ROWS: int = _C.abi.kMaxMonoRows
 ISAS: tuple[str, ...] = tuple(sorted(_C.abi.kIsas))  # gfx942, gfx950
@@ -47,7 +53,7 @@ def reasons(geometry: Geometry) -> list[str]:
 
 def mono_layout(num_ranks: int, max_rows: int, hidden: int):
     """SymmetricLayout of a rank's workspace: room for the two sums over ranks of a layer."""
-    return symmetric_layout(num_ranks, max_rows, _C.abi.kMonoExchanges * hidden)
+    return symmetric_layout(num_ranks, max_rows, EXCHANGES * hidden)
 
 
 def mono_workspaces(num_ranks: int, max_rows: int, hidden: int, device: torch.device) -> MappedWorkspaces:
@@ -80,8 +86,9 @@ class Monokernels:
 
     geometry: the rank's share of heads and channels; max_position the rows of cos_sin. layers: read in place, bf16, with q_norm and k_norm; must stay
     alive and unmoved. cos_sin: float32 [max_position, head_dim]. isa: in ISAS, what emulation imitates. grid: workgroups, all resident at once.
-    widths: (rows, rows_per_request) of the steps to come. deadline_s: of a wait for another rank. workspaces: the group's (mono_workspaces), made
-    here for a single rank. Raises ValueError for what does not fit.
+    widths: (rows, rows_per_request) of the steps to come. deadline_s: of a wait for another rank; one for another workgroup has twice that.
+    workspaces: the group's (mono_workspaces), made here for a single rank. objects: the kernels as loaded onto the GPU that has the tensors; None:
+    host emulation. Raises ValueError for what does not fit.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class Monokernels:
         rank: int = 0,
         workspaces: MappedWorkspaces | None = None,
         emulation: EmulationOptions | None = None,
+        objects: MonokernelObjects | None = None,
     ):
         if isa not in ISAS:
             raise ValueError(f"isa {isa!r} is not one of {', '.join(ISAS)}")
@@ -111,6 +119,7 @@ class Monokernels:
         self.geometry, self.device, self.isa, self.grid, self.rank = geometry, cos_sin.device, isa, grid, rank
         self.widths, self.deadline_s, self.emulation = frozenset(widths), deadline_s, emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated step
+        self._objects, self._failure = objects, None  # _failure: of an emulated step, in words
         self._layers, self._cos_sin = list(layers), cos_sin
         self._require_weights()
         self.max_rows = max(rows for rows, _ in widths)
@@ -129,7 +138,8 @@ class Monokernels:
         shape = (geometry.num_layers, self.max_rows)
         self.routed_ids = torch.full((*shape, geometry.top_k), -1, dtype=torch.int32, device=self.device)  # of the newest step's first rows
         self.routed_logits = torch.zeros(*shape, geometry.num_experts, dtype=torch.bfloat16, device=self.device)
-        self._host = HostWords(self.device, FAULT_BYTES + COUNTER_BYTES)
+        host_bytes = FAULT_BYTES + COUNTER_BYTES  # the fault record, the executed counters
+        self._host = HostWords(self.device, host_bytes) if objects is None else objects.host_memory(host_bytes)
         self._k_buffers = self._v_buffers = self._req_to_token = None
 
     @property
@@ -152,9 +162,11 @@ class Monokernels:
         self._struct.kv_slot_stride, self._struct.num_kv_slots = g.num_kv_heads * g.head_dim, slots
         self._struct.num_request_rows, self._struct.req_to_token_stride = req_to_token.shape
 
-    def params(self, x: torch.Tensor, inputs: MonoInputs) -> list:
+    def params(self, x: torch.Tensor, inputs: MonoInputs, routing: RoutingRecord | None = None, streams: torch.Tensor | None = None) -> list:
         """K1Params and K2Params of every layer of a step, in the order of their launches. x: bf16 [rows, hidden], the embedding, read by the first
         layer. The step leaves its outcome in self.x and self.residuals[0], [rows, hidden] of each, whose sum is the last layer's output.
+        routing: whose ids and logits are written too, empty ones of dense layers; None: nobody looks. streams: bf16 [layers, rows, hidden], the streams that enter the
+        layers are written there, but for the first one's, which is x.
 
         Raises ValueError for a tensor that does not fit.
         """
@@ -167,16 +179,47 @@ class Monokernels:
         for names, count in ((_ROW_INPUTS, rows), (_REQUEST_INPUTS, rows // inputs.rows_per_request)):
             for name in names:
                 require_tensor(name, getattr(inputs, name), (count,), torch.int64, self.device)
-        return [params for layer in range(g.num_layers) for params in self._layer(layer, rows, x, inputs)]
+        if routing is not None:
+            require_tensor("routing.ids", routing.ids, (g.num_layers, rows, g.top_k), torch.int32, self.device)
+            require_tensor("routing.logits", routing.logits, (g.num_layers, rows, g.num_experts), torch.bfloat16, self.device)
+        if streams is not None:
+            require_tensor("streams", streams, (g.num_layers, rows, g.hidden), torch.bfloat16, self.device)
+        return [params for layer in range(g.num_layers) for params in self._layer(layer, rows, x, inputs, routing, streams)]
 
-    def run(self, x: torch.Tensor, inputs: MonoInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """A step of a single rank in emulation: (x, residual), bf16 [rows, hidden] each, overwritten by the next step.
+    def launch(self, x: torch.Tensor, inputs: MonoInputs, stream: int = 0, routing: RoutingRecord | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs a step, of several ranks at the same time as the others run it: (x, residual), bf16 [rows, hidden] each, overwritten by the next step.
 
-        Raises ValueError for a tensor that does not fit, MonokernelFault with the kernel's own record, RuntimeError with the emulation's diagnosis.
+        x, inputs, routing: as of `params`, and routing's streams, if it has any. stream: a hipStream_t; two launches a layer, capturable.
+        Raises ValueError for a tensor that does not fit, HipError where the runtime refuses a launch; in emulation MonokernelFault with the kernel's
+        own record, RuntimeError with the emulation's diagnosis. On a GPU a fault surfaces at the next synchronisation (see fault()).
         """
-        options = self.emulation
-        self.last_report = emulate([self], [self.params(x, inputs)], options, self.regions() if options.check_order else [])
+        streams = None
+        if routing is not None and routing.streams is not None:
+            streams = torch.full_like(routing.streams.transpose(0, 1), float("nan"), memory_format=torch.contiguous_format)
+            streams[0] = x
+        launches = self.params(x, inputs, routing, streams)
+        if self._objects is not None:
+            self._objects.launch(launches, self.grid, stream)
+        else:
+            self._emulate(launches)
+        if streams is not None:
+            routing.streams.copy_(streams.transpose(0, 1))
         return self.x[: x.shape[0]], self.residuals[0][: x.shape[0]]
+
+    def _emulate(self, launches: list) -> None:
+        if self._failure is not None:  # what a step that ended itself left is no state to start from
+            raise MonokernelFault(f"an earlier step failed: {self._failure}")
+        options, is_shared = self.emulation, self.workspaces.layout.num_ranks > 1
+        try:
+            self.last_report = emulate([self], [launches], options, self.regions() if options.check_order else [], is_shared=is_shared)
+        except RuntimeError as error:
+            self._failure = str(error)
+            raise
+
+    def poison(self) -> None:
+        """NaN wherever the launches of a step leave something for another one or for the caller."""
+        for tensor in (self.q, self.x, *self.residuals):
+            tensor.fill_(float("nan"))
 
     def regions(self) -> list[tuple[str, int, int, bool]]:
         """Memory whose ordering emulation can check: hand-over, state, what launches leave each other, the pool, the rank's workspace."""
@@ -200,13 +243,16 @@ class Monokernels:
         """Tells the waiting kernel that its record was read; it then traps."""
         _C.acknowledge_fault(self._host.address)
 
-    def _layer(self, layer: int, rows: int, x: torch.Tensor, inputs: MonoInputs) -> tuple:
+    def _layer(
+        self, layer: int, rows: int, x: torch.Tensor, inputs: MonoInputs, routing: RoutingRecord | None, streams: torch.Tensor | None
+    ) -> tuple:
         weights, k_pool, v_pool = self._layers[layer], self._k_buffers[layer].data_ptr(), self._v_buffers[layer].data_ptr()
         is_first, launch = layer == 0, self._launch(layer, rows, inputs.rows_per_request)
         k1, k2 = _C.abi.K1Params(), _C.abi.K2Params()
         k1.launch = k2.launch = launch
         k1.x = x.data_ptr() if is_first else self.x.data_ptr()
-        k1.residual, k1.residual_out = (0, 0) if is_first else (tensor.data_ptr() for tensor in self.residuals)
+        entering = self.residuals[1] if streams is None else streams[layer]
+        k1.residual, k1.residual_out = (0, 0) if is_first else (self.residuals[0].data_ptr(), entering.data_ptr())
         k1.input_norm, k1.qkv = weights.input_norm.data_ptr(), weights.qkv.data_ptr()
         k1.q_norm, k1.k_norm, k1.cos_sin = weights.q_norm.data_ptr(), weights.k_norm.data_ptr(), self._cos_sin.data_ptr()
         k1.positions, k1.out_cache_loc = inputs.positions.data_ptr(), inputs.out_cache_loc.data_ptr()
@@ -218,12 +264,13 @@ class Monokernels:
         k2.out_proj, k2.post_norm = weights.out_proj.data_ptr(), weights.post_norm.data_ptr()
         k2.gate_up, k2.down = weights.gate_up.data_ptr(), weights.down.data_ptr()
         k2.router = 0 if weights.router is None else weights.router.data_ptr()
-        k2.residual, k2.residual_out = x.data_ptr() if is_first else self.residuals[1].data_ptr(), self.residuals[0].data_ptr()
+        k2.residual, k2.residual_out = x.data_ptr() if is_first else entering.data_ptr(), self.residuals[0].data_ptr()
         k2.x_out, k2.executed_mirror = self.x.data_ptr(), self._host.address + FAULT_BYTES
         k2.counted_tokens = 0 if inputs.lengths_are_prefix else inputs.rows_per_request
         k2.ends_step = int(layer + 1 == self.geometry.num_layers)
         if self.geometry.is_moe:
-            k2.routed_ids, k2.routed_logits = self.routed_ids[layer].data_ptr(), self.routed_logits[layer].data_ptr()
+            ids, logits = (self.routed_ids, self.routed_logits) if routing is None else (routing.ids, routing.logits)
+            k2.routed_ids, k2.routed_logits = ids[layer].data_ptr(), logits[layer].data_ptr()
         return k1, k2
 
     def _launch(self, layer: int, rows: int, rows_per_request: int):
@@ -257,13 +304,18 @@ class Monokernels:
                 require_tensor(f"layers[{index}].{name}", tensor, shape, bf16, self.device)
 
 
-def emulate(ranks: Sequence[Monokernels], streams: Sequence[list], options: EmulationOptions, regions: Sequence = (), slowness: Sequence[int] = ()):
+def emulate(
+    ranks: Sequence[Monokernels], streams: Sequence[list], options: EmulationOptions, regions: Sequence = (), slowness: Sequence[int] = (),
+    is_shared: bool = False,
+):  # fmt: skip
     """Runs the launches of several ranks at the same time, and gives the emulation's report. streams: of each rank what its params() gave.
+    is_shared: further ranks are other processes.
 
     Raises MonokernelFault when a rank left a record, RuntimeError with the emulation's diagnosis.
     """
     report = _C.monokernel_emulate(
-        list(streams), slowness=list(slowness), seed=options.seed, planted=options.planted, starvation=options.starvation, regions=list(regions)
+        list(streams), slowness=list(slowness), seed=options.seed, planted=options.planted, starvation=options.starvation, regions=list(regions),
+        is_shared=is_shared,
     )
     records = [record for rank in ranks if (record := rank.fault()) is not None]
     if records:

@@ -8,10 +8,10 @@ from typing import Any
 
 class AgreedFallback:
     """What ranks find in their own models, told to each other once a number of rows. exchange: sends JSON values to all ranks and returns theirs, in
-    rank order; all of them call it together, as they come to the first step of as many rows. None: there is one rank."""
+    rank order; all of them call it together, as they come to the first step of as many rows. None: there is one rank. kernel: whose steps, in messages."""
 
-    def __init__(self, exchange: Callable[[Mapping[str, Any]], list[dict]] | None):
-        self._exchange = exchange
+    def __init__(self, exchange: Callable[[Mapping[str, Any]], list[dict]] | None, kernel: str = "decode_step"):
+        self._exchange, self._kernel = exchange, kernel
         self._agreed: dict[int, str | None] = {}
 
     def reason(self, rows: int, own: str | None) -> str | None:
@@ -25,5 +25,5 @@ class AgreedFallback:
             self._agreed[rows] = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None), None)
         agreed = self._agreed[rows]
         if agreed is None and own is not None:
-            raise RuntimeError(f"decode_step: {own} on this rank, after all ranks agreed to run steps of {rows} rows: the others would wait for it")
+            raise RuntimeError(f"{self._kernel}: {own} on this rank, after all ranks agreed to run steps of {rows} rows: the others would wait for it")
         return agreed

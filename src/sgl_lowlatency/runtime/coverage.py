@@ -31,26 +31,27 @@ METRICS_INTERVAL_S = 1.0
 @dataclass(frozen=True)
 class CoverageCounts:
     """executed: our steps by rows, self-check and warm-up left out. fallbacks: SGLang's eager forwards by reason. mode: DECODE
-    or VERIFY, of the executed steps."""
+    or VERIFY, of the executed steps. kernel: that ran them."""
 
     executed: dict[int, int]
     fallbacks: dict[str, int]
     mode: str = DECODE
+    kernel: str = "decode_step"
 
     def __str__(self) -> str:
         rows = ", ".join(f"{rows} rows: {count}" for rows, count in sorted(self.executed.items()) if count)
         ours = sum(self.executed.values())
-        text = f"decode_step ran {ours} {self.mode} steps" + (f" ({rows})" if rows else "")
+        text = f"{self.kernel} ran {ours} {self.mode} steps" + (f" ({rows})" if rows else "")
         why = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.fallbacks.items()))
         return f"{text}; SGLang's forward ran {sum(self.fallbacks.values())} eager steps" + (f" ({why})" if why else "")
 
 
 class Coverage:
     """Counts of one model. `executed` reads the device's counters: completed launches by rows, all of them. mode: as in
-    CoverageCounts. of: words for the log that say which model, if it is not the served one."""
+    CoverageCounts, as kernel is. of: words for the log that say which model, if it is not the served one."""
 
-    def __init__(self, executed: Callable[[], dict[int, int]], mode: str = DECODE, of: str = ""):
-        self._executed, self._mode, self._of = executed, mode, of
+    def __init__(self, executed: Callable[[], dict[int, int]], mode: str = DECODE, of: str = "", kernel: str = "decode_step"):
+        self._executed, self._mode, self._of, self._kernel = executed, mode, of, kernel
         self._discounted: collections.Counter[int] = collections.Counter()
         self._fallbacks: collections.Counter[str] = collections.Counter()
         self._settling = threading.RLock()  # held while launches run that are about to be left out
@@ -61,7 +62,7 @@ class Coverage:
     def counts(self) -> CoverageCounts:
         with self._settling:
             executed = {rows: max(0, n - self._discounted[rows]) for rows, n in self._executed().items()}
-        return CoverageCounts(executed=executed, fallbacks=dict(self._fallbacks), mode=self._mode)
+        return CoverageCounts(executed=executed, fallbacks=dict(self._fallbacks), mode=self._mode, kernel=self._kernel)
 
     @contextlib.contextmanager
     def uncounted(self, rows: int) -> Iterator[None]:
@@ -92,7 +93,7 @@ class Coverage:
         if sum(self.counts().executed.values()) == 0:
             why = "; ".join(f"{reason}: {n}" for reason, n in self._fallbacks.most_common() if reason not in EXPECTED)
             logger.warning(
-                "sgl-lowlatency: none of the first %d %s steps ran decode_step (%s)", self._unserved, self._mode, why
+                "sgl-lowlatency: none of the first %d %s steps ran %s (%s)", self._unserved, self._mode, self._kernel, why
             )
 
     def log(self) -> None:
@@ -123,7 +124,7 @@ def _counters(registry: Any) -> tuple[Any, Any]:
     extra = {} if registry is None else {"registry": registry}
     return (
         prometheus_client.Counter(
-            "sgl_lowlatency:decode_steps", "Decode and verify steps run by decode_step.", ["mode", "rows"], **extra
+            "sgl_lowlatency:decode_steps", "Decode and verify steps run by decode_step or monokernel.", ["mode", "rows"], **extra
         ),
         prometheus_client.Counter(
             "sgl_lowlatency:fallback_steps", "Eager steps run by SGLang's own forward.", ["reason"], **extra

@@ -36,3 +36,14 @@ class DraftStep:
     def forward(self, step: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Not reached: `plan` names no step. Runs the model's own forward."""
         return original(*args, **kwargs)
+
+
+class AmdDraftStep:
+    """The same on AMD, where SGLang routes by key: none of a draft's steps has one of the target's verify steps. model: with its own `forward`."""
+
+    def __init__(self, model: Any):
+        self._original = model.forward
+
+    def forward(self, plan: Any, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model's own forward."""
+        return self._original(*args, **kwargs)

@@ -1,9 +1,9 @@
-"""Makes a machine without a GPU pass for one to SGLang's megakernel checks (SGL_LOWLATENCY_EMULATE=1, nothing else).
+"""Makes a machine without a GPU pass for one to SGLang's checks of both kernel plugins (SGL_LOWLATENCY_EMULATE=1, nothing else).
 
 SGLang runs on the CPU backend as it is. What it lacks there, and what `install` puts in place, is this and no more:
 
-- the probes that `--enable-nvidia-megakernel` calls: the ISA, free memory, the device's properties, whether the current
-  stream is capturing;
+- the probes that `--enable-nvidia-megakernel` and `--enable-amd-monokernel` call: the ISA, which is sm_90 to the one and gfx950 to the other, free
+  memory, the device's properties, whether the current stream is capturing;
 - `vllm._custom_ops.rotary_embedding`, a name SGLang's rotary embedding imports on the CPU and never calls;
 - a cos/sin table kept in fp32, as SGLang keeps it on CUDA.
 """
@@ -19,8 +19,8 @@ import types
 
 logger = logging.getLogger(__name__)
 
-ISA = "sm_90"
-NUM_SMS = 132  # what the spec's residency check sees; the emulated grid is smaller (build/device_limits.py)
+ISA, AMD_ISA = "sm_90", "gfx950"
+NUM_SMS = 256  # what residency checks see: gfx950 has most. The emulated grids are smaller (build/device_limits.py, build/monokernel.py)
 FREE_BYTES = 64 << 30
 
 
@@ -31,6 +31,7 @@ def install() -> None:
     if torch.cuda.is_available():
         logger.error("SGL_LOWLATENCY_EMULATE=1 is ignored: this machine has a GPU. Unset it to silence this message.")
         return
+    from sglang.srt.kernel_plugins.amd import binding as amd_binding
     from sglang.srt.kernel_plugins.nvidia import binding
 
     if binding.device_isa() == ISA:
@@ -38,7 +39,7 @@ def install() -> None:
     properties = types.SimpleNamespace(
         name="host emulation", major=9, minor=0, multi_processor_count=NUM_SMS, total_memory=FREE_BYTES
     )
-    binding.device_isa = lambda: ISA
+    binding.device_isa, amd_binding.device_isa = lambda: ISA, lambda: AMD_ISA
     torch.cuda.mem_get_info = lambda device=None: (FREE_BYTES, FREE_BYTES)
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda device=None: properties
@@ -46,7 +47,7 @@ def install() -> None:
     # Read by SGLang when a model is built, in this process and in those it starts.
     os.environ.setdefault("SGLANG_ROPE_CACHE_FP32", "1")
     _provide_rope_import()
-    logger.warning("Host emulation is on: the NVIDIA kernels run on the CPU, correct and slow.")
+    logger.warning("Host emulation is on: the kernels run on the CPU, correct and slow.")
 
 
 def _provide_rope_import() -> None:

@@ -1,4 +1,4 @@
-"""Why a forward runs SGLang's own code instead of decode_step: host facts only, one reason a forward."""
+"""Why a forward runs SGLang's own code instead of our kernels: host facts only, one reason a forward."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def _shape_reason(widths: tuple[int, ...], tokens_per_request: int, input_ids: A
         return reason
     rows = int(forward_batch.batch_size) * tokens_per_request
     if rows not in widths:
-        return f"{rows} rows, built for {widths[0]} to {widths[-1]}"
+        between = widths[0] < rows < widths[-1]
+        return f"{rows} rows, built for {', '.join(map(str, widths)) if between else f'{widths[0]} to {widths[-1]}'}"
     if input_ids is None or input_ids.shape[0] != rows:
         return "not one token per request" if tokens_per_request == 1 else f"not {tokens_per_request} tokens per request"
     others = (name for name in _INT64 if getattr(forward_batch, name).dtype != torch.int64)

@@ -12,14 +12,12 @@ import torch
 from sglang.kernels.plugin_kernels.nvidia.spec import Step
 
 from sgl_lowlatency import config
+from sgl_lowlatency.kernels.fault import describe_fault
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.runtime import sglang_state
-from sgl_lowlatency.runtime.agreed_fallback import AgreedFallback
-from sgl_lowlatency.runtime.coverage import DECODE, VERIFY, Coverage
-from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
-from sgl_lowlatency.runtime.fault_watch import FaultWatch
 from sgl_lowlatency.runtime.lm_head import ComputedLogits, computes_logits, logits_for
 from sgl_lowlatency.runtime.self_check import SelfCheck
+from sgl_lowlatency.runtime.supervision import Supervision
 
 if TYPE_CHECKING:
     from sgl_lowlatency.kernels.decode_step import DecodeStep
@@ -35,9 +33,7 @@ class NvidiaStep:
 
     head_reasons: why the LM head is the logits processor's; it is the kernel's where step.weights have one.
     tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a verify step has a request, and then
-    it serves verify steps alone. exchange: of several ranks that share the model, of which geometry, step and plans are one's: sends JSON values
-    to all and returns theirs, in rank order; None: there is one. Every rank decides alike: the batch is the scheduler's, which is the same on all, and what a
-    rank finds in its own model they tell each other before the first step of each number of rows.
+    it serves verify steps alone. exchange: of several ranks that share the model, of which geometry, step and plans are one's, as Supervision has it.
     widths: rows it serves. draft_sampler: None, it offers none. One instance a process, used from
     SGLang's forward thread.
     """
@@ -62,19 +58,15 @@ class NvidiaStep:
         self._tokens_per_request = tokens_per_request
         self._model, self._geometry, self._step, self._plans = model, geometry, step, plans
         self._device_name = device_name
-        # modules that a step of ours does not call; the logits processor is called as ever
-        self._replaced = [("model." + name if name else "model", module) for name, module in model.model.named_modules()]
         self._kv: sglang_state.KvState | None = None
-        self._checked: set[int] = set()
-        self._exchange = exchange
-        self._fallback = AgreedFallback(exchange)
         checked = geometry if step.group is None else dataclasses.replace(geometry, vocab=step.group.num_tokens)  # ids are of the whole vocabulary
-        self._self_check = SelfCheck(model, checked, step.weights, tolerances) if config.get().self_check else None
-        if self._self_check is None:
-            logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: decode_step serves without being compared to SGLang's forward")
-        self.coverage = Coverage(step.executed, DECODE if tokens_per_request == 1 else VERIFY)
-        self.coverage.start_reporting(config.get().log_coverage_s, sglang_state.metrics_enabled())
-        FaultWatch(step.fault, step.acknowledge_fault).start()
+        self._supervision = Supervision(
+            kernel="decode_step", launcher=step, describe=describe_fault, widths=self.widths, tokens_per_request=tokens_per_request,
+            # not the logits processor, which is called as ever
+            replaced=[("model." + name if name else "model", module) for name, module in model.model.named_modules()],
+            self_check=SelfCheck(model, checked, step.weights, tolerances) if config.get().self_check else None, exchange=exchange,
+        )  # fmt: skip
+        self.coverage = self._supervision.coverage
 
     def summary(self) -> str:
         """What was built, for SGLang's startup line."""
@@ -94,21 +86,20 @@ class NvidiaStep:
         """The step of `forward_batch`, or None for SGLang's forward, with the reason counted. Reads host state only."""
         per_request = self._tokens_per_request
         rows = int(forward_batch.batch_size) * per_request
-        reason = fallback_reason(self.widths, per_request, input_ids, forward_batch, *args, **kwargs) or self._fallback.reason(rows, self._model_reason())
+        reason = self._supervision.batch_reason(input_ids, forward_batch, *args, **kwargs)
+        reason = reason or self._supervision.model_reason(rows, self._capture_reason())
         if reason is not None:
-            if not sglang_state.capturing_graphs():
-                self.coverage.count_fallback(reason)
+            self._supervision.count_fallback(reason)
             return None
         return Step(mode="decode" if per_request == 1 else "target_verify", rows=rows)
 
-    def _model_reason(self) -> str | None:
+    def _capture_reason(self) -> str | None:
         captured = sglang_state.captured_layers(self._model)
         if self._model.capture_aux_hidden_states and not captured:
             return "auxiliary hidden states of no layer"
         if self._kv is not None and captured != self._step.captured:
             return "auxiliary hidden states of other layers than at the first step"
-        hooked = hooked_module(self._replaced)
-        return None if hooked is None else f"a forward hook on {hooked}"
+        return None
 
     def forward(
         self,
@@ -124,14 +115,16 @@ class NvidiaStep:
 
         Raises RuntimeError when the pools cannot be read or the self-check of this width fails: the server must not serve.
         """
+        pool = step.view.kv_pool.pool
         if self._kv is None:
-            self._kv = sglang_state.read_kv_state(step.view, self._geometry)
+            self._kv = sglang_state.read_kv_state(pool, self._geometry)
             self._step.attach_kv(self._kv.k, self._kv.v, self._kv.req_to_token)
             self._capture(sglang_state.captured_layers(self._model))  # SGLang names them after the build
-        if step.rows not in self._checked:
-            self._check(step, original, forward_batch)
-        if sglang_state.capturing_graphs() and not torch.cuda.is_current_stream_capturing():
-            self.coverage.discount(step.rows, 1)  # a warm-up run; a captured launch counts when its graph is replayed
+        self._supervision.check(
+            step.rows, original, functools.partial(self._run, is_poisoned=True), forward_batch, self._kv,
+            backs_only_padding=sglang_state.backs_only_padding(pool),
+        )  # fmt: skip
+        self._supervision.before_launch(step.rows)
         return self._run(input_ids, positions, forward_batch)
 
     def _run(
@@ -173,32 +166,7 @@ class NvidiaStep:
         )
         return self._model.logits_processor(input_ids, hidden, lm_head, forward_batch, aux)
 
-    def _verdicts(self, failed: str | None) -> list[str]:
-        """What failed the self-check, of every rank: they refuse together. Raises what `exchange` does, naming a rank that does not come."""
-        if self._exchange is None:
-            return [] if failed is None else [failed]
-        verdicts = self._exchange({"failed": failed})
-        return [f"rank {rank}: {one['failed']}" for rank, one in enumerate(verdicts) if one["failed"] is not None]
-
     def _capture(self, layers: tuple[int, ...]) -> None:
         self._step.capture(layers)
         if layers:
             logger.info("decode_step hands over the inputs of layers %s as auxiliary hidden states", ", ".join(map(str, layers)))
-
-    def _check(self, step: Step, original: Callable[..., Any], forward_batch: Any) -> None:
-        rows = step.rows
-        if self._self_check is not None:
-            if torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(f"decode_step: {rows} rows are being captured before their self-check ran")
-            if sglang_state.backs_only_padding(step.view):
-                raise RuntimeError(
-                    "decode_step: the self-check needs KV memory, which SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1 provides "
-                    "only after the decode graphs are captured; unset it"
-                )
-            with self.coverage.uncounted(rows):
-                report = self._self_check.run(original, functools.partial(self._run, is_poisoned=True), forward_batch, self._kv)
-            logger.info("decode_step self-check: %s", report)
-            failed = self._verdicts(f"{report}" if report.misses else None)
-            if failed:
-                raise RuntimeError(f"decode_step self-check failed, the server is refused: {'; '.join(failed)}")
-        self._checked.add(rows)

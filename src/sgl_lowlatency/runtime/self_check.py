@@ -10,7 +10,8 @@ activations to FP8, is compared to that too: how far it is off stands in the rep
 matrix of a layer and add little rounding, it must agree, or we misread the weights.
 
 Of MoE models, SGLang's layers start each from our own stream and take the experts that ours chose; stream and choice are judged by
-themselves (runtime/self_check_moe.py). The figures are then those of one layer's rounding, and the bounds much tighter.
+themselves (runtime/self_check_moe.py). The figures are then those of one layer's rounding, and the bounds much tighter. Dense models can be
+checked in the same way, without the choice.
 """
 
 from __future__ import annotations
@@ -85,15 +86,18 @@ class SelfCheck:
 
     weights: the model's, as the kernel reads them. tolerances: name in FIGURES -> the largest relative L2 error,
     ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only, AUX_FIGURES are for models that capture,
-    MOE_FIGURES for MoE layers. Raises ValueError for another name.
+    MOE_FIGURES for MoE layers. by_layer: SGLang's layers start from our streams, as those of MoE models always do, and STREAM_L2 and ADDED_L2 are
+    figures. Raises ValueError for another name.
     """
 
-    def __init__(self, model: torch.nn.Module, geometry: Geometry, weights: DecodeStepWeights, tolerances: Mapping[str, float]):
+    def __init__(
+        self, model: torch.nn.Module, geometry: Geometry, weights: DecodeStepWeights, tolerances: Mapping[str, float], by_layer: bool = False
+    ):
         known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES, *MOE_FIGURES)
         if unknown := sorted(set(tolerances) - set(known)):
             raise ValueError(f"the self-check has no figure {unknown[0]!r}, only {', '.join(known)}")
         self._model, self._geometry, self._weights = model, geometry, weights
-        self._is_fp8 = weights.format != "bf16"
+        self._is_fp8, self._by_layer = weights.format != "bf16", by_layer or geometry.is_moe
         self._tolerances = {name: bound for name, bound in tolerances.items() if self._is_fp8 or name != SGLANG_FP8_FIGURE}
 
     @torch.no_grad()
@@ -105,8 +109,8 @@ class SelfCheck:
         kv: KvState,
     ) -> SelfCheckReport:
         """Compares `original` and `ours`, both called as (input_ids, positions, forward_batch), at template's batch size. Where the model
-        captures auxiliary hidden states, both return them as hidden_states when a batch asks for all of them. Of MoE layers `ours` also
-        takes a RoutingRecord with streams, `routing`.
+        captures auxiliary hidden states, both return them as hidden_states when a batch asks for all of them. Of layers that are compared one by
+        one `ours` also takes a RoutingRecord with streams, `routing`.
 
         template: the running forward's ForwardBatch, of decode or verify, not changed. Misses are reported, not raised.
         """
@@ -122,20 +126,24 @@ class SelfCheck:
                 report.lengths += batch.tokens["seq_lens"].tolist()
                 kv.req_to_token[inputs.request_rows, : inputs.columns] = batch.table
                 forward_batch = sglang_state.check_batch(template, **batch.tokens, wants_hidden_states=bool(captured))
-                record = RoutingRecord.empty(self._geometry, rows, inputs.slots.device, with_streams=True) if self._geometry.is_moe else None
+                record = RoutingRecord.empty(self._geometry, rows, inputs.slots.device, with_streams=True) if self._by_layer else None
                 sglang_state.plan_attention(forward_batch)
                 actual = self._outputs(ours if record is None else functools.partial(ours, routing=record), forward_batch, kv, captured)
                 sglang_state.plan_attention(forward_batch)
                 with ExitStack() as stand_ins:
                     notes: list[list[torch.Tensor]] = []
                     if record is not None:
-                        routers = stand_ins.enter_context(routed_as(self._model, record))
                         came = stand_ins.enter_context(streamed_as(self._model, record))
-                        notes = [routers.logits, routers.ids, came]
+                        notes = [came]
+                    if self._geometry.is_moe:
+                        routers = stand_ins.enter_context(routed_as(self._model, record))
+                        notes += [routers.logits, routers.ids]
                     expected = self._expected(original, forward_batch, kv, captured, report, notes)
                 _note(report.figures, _errors(actual, expected, captured))
                 if record is not None:
-                    _note(report.figures, stream_errors(record, came) | routing_errors(record, routers))
+                    _note(report.figures, stream_errors(record, came))
+                if self._geometry.is_moe:
+                    _note(report.figures, routing_errors(record, routers))
                     others = other_choices(record, routers)
                     report.choices, report.other_choices = report.choices + others.numel(), report.other_choices + int(others.sum())
                     distinct.append(distinct_experts(record))

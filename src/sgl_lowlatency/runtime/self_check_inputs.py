@@ -115,7 +115,7 @@ def _old_lengths(geometry: Geometry, kv: KvState, requests: int, news: int) -> l
     least = _pages(counted + news, kv.page_size)
     if least * len(wanted) > pages or requests > kv.req_to_token.shape[0] - 1:
         raise RuntimeError(
-            f"decode_step self-check: a KV pool of {kv.num_slots} slots and {kv.req_to_token.shape[0]} request rows is too "
+            f"self-check: a KV pool of {kv.num_slots} slots and {kv.req_to_token.shape[0]} request rows is too "
             f"small to check {requests * news} rows"
         )
     spare, olds = pages - least * len(wanted), []

@@ -86,7 +86,7 @@ def _layer(run: Callable[..., Any], ours: torch.Tensor, came: list[torch.Tensor]
     def forward(positions: torch.Tensor, hidden_states: torch.Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         theirs = sglang_state.stream_entering(hidden_states, forward_batch)
         if theirs.shape != ours.shape:
-            raise RuntimeError(f"a stream {list(theirs.shape)} enters SGLang's layer where decode_step has {list(ours.shape)}")
+            raise RuntimeError(f"a stream {list(theirs.shape)} enters SGLang's layer where the kernel has {list(ours.shape)}")
         came.append(theirs)
         entering = torch.where(ours.isfinite().all(dim=-1, keepdim=True), ours, theirs)  # a copy: the layer adds to it in place
         return run(positions, sglang_state.enter_with(entering, forward_batch), forward_batch, *args, **kwargs)
@@ -98,7 +98,7 @@ def _router(choose: Callable[..., Any], renormalizes: bool, kept_ids: torch.Tens
     def forward(hidden_states: torch.Tensor, router_logits: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         own = choose(hidden_states, router_logits, *args, **kwargs)
         if own.topk_ids.shape != kept_ids.shape:
-            raise RuntimeError(f"SGLang routes {list(own.topk_ids.shape)} choices where decode_step has {list(kept_ids.shape)}")
+            raise RuntimeError(f"SGLang routes {list(own.topk_ids.shape)} choices where the kernel has {list(kept_ids.shape)}")
         ids = kept_ids.clamp(0, router_logits.shape[-1] - 1)  # what is no expert's id is a wrong choice, not an index
         routers.logits.append(router_logits.float())
         routers.ids.append(own.topk_ids.long())

@@ -1,11 +1,11 @@
 """The one module that reads SGLang's pools, metadata and batches, so that a change upstream breaks one file.
 
-Used of SGLang 0.5.23: `ForwardView.kv_pool.pool` (`get_kv_buffer`, `page_size`, `post_capture_active`); the attention
-backend of `forward_context.get_attn_backend()` (`init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
+Used of SGLang 0.5.23: the KV pool, `ForwardView.kv_pool.pool` on NVIDIA (`get_kv_buffer`, `page_size`, `post_capture_active`); the attention
+backend of `forward_context.get_attn_backend()` (`token_to_kv_pool`, `init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
 `req_to_token_pool.req_to_token`); the ForwardBatch fields that `check_batch` names and the verify input's that `_chain` does;
 the model's `capture_aux_hidden_states` and `model.layers_to_capture`; `layer_boundary.residual.batch` (`snapshot`, `set_written`);
-`capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics`, `get_flags().moe.in_speculative_scope` and `get_parallel().tp_group`
-(`rank_in_group`, `world_size`, `cpu_group`).
+`capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics`, `get_flags().moe.in_speculative_scope`, `get_spec()` (`speculative_algorithm`,
+`speculative_num_draft_tokens`) and `get_parallel().tp_group` (`rank_in_group`, `world_size`, `cpu_group`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ class KvState:
         return self.k[0].shape[0]
 
 
-def read_kv_state(view: Any, geometry: Geometry) -> KvState:
-    """The pools of the running forward. Raises RuntimeError naming what is not laid out as decode_step reads it."""
+def running_pool() -> Any:
+    """The KV pool of the running forward's attention backend, where the contract hands none out."""
     from sglang.srt.model_executor.forward_context import get_attn_backend
 
-    pool = view.kv_pool.pool
+    return get_attn_backend().token_to_kv_pool
+
+
+def read_kv_state(pool: Any, geometry: Geometry) -> KvState:
+    """pool: of the running forward. Raises RuntimeError naming what is not laid out as the kernels read it."""
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
     req_to_token = get_attn_backend().req_to_token_pool.req_to_token
     buffers = [pool.get_kv_buffer(layer) for layer in range(geometry.num_layers)]
     k, v = [pair[0] for pair in buffers], [pair[1] for pair in buffers]
@@ -60,13 +66,13 @@ def read_kv_state(view: Any, geometry: Geometry) -> KvState:
     if req_to_token.dtype != torch.int32 or req_to_token.dim() != 2 or req_to_token.stride(1) != 1:
         wrong.append(f"req_to_token is {tuple(req_to_token.shape)} {req_to_token.dtype}, not [requests, context] int32")
     if wrong:
-        raise RuntimeError("decode_step cannot read SGLang's KV pool:\n  - " + "\n  - ".join(wrong))
+        raise RuntimeError("the kernels cannot read SGLang's KV pool:\n  - " + "\n  - ".join(wrong))
     return KvState(k=k, v=v, req_to_token=req_to_token, page_size=int(pool.page_size))
 
 
-def backs_only_padding(view: Any) -> bool:
+def backs_only_padding(pool: Any) -> bool:
     """Whether only the padding page of the KV pool has memory behind it (post-capture KV sizing, before it ends)."""
-    return bool(getattr(view.kv_pool.pool, "post_capture_active", False))
+    return bool(getattr(pool, "post_capture_active", False))
 
 
 @contextlib.contextmanager
@@ -230,3 +236,11 @@ def building_draft_model() -> bool:
     from sglang.srt.runtime_context import get_flags
 
     return bool(get_flags().moe.in_speculative_scope)
+
+
+def tokens_per_request() -> int:
+    """Of this server's decode or verify steps, for a contract that does not say it."""
+    from sglang.srt.runtime_context import get_spec
+
+    spec = get_spec()
+    return 1 if spec.speculative_algorithm is None else int(spec.speculative_num_draft_tokens or 1)

@@ -29,7 +29,7 @@ HF_CONFIG = SimpleNamespace(
 def test_a_built_step_serves_what_float64_computes(emulated, weight_format):
     serving = TinyServing(num_slots=8192, weight_format=weight_format)
     built, inputs, logits = first_step(serving, HF_CONFIG, TOLERANCES)
-    assert built._checked == {3}, "the step's width was compared to SGLang's forward first"
+    assert built._supervision.checked == {3}, "the step's width was compared to SGLang's forward first"
     head = serving.model.lm_head.weight
     exact = dense_decode.decode_step(GEOMETRY, serving.weights, inputs, torch.float64, head).logits
 

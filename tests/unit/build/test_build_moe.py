@@ -61,7 +61,7 @@ def test_a_built_step_serves_what_float64_computes(emulated):
     serving = TinyServing(num_slots=8192, geometry=MOE_GEOMETRY)
     built, inputs, logits = first_step(serving, HF_CONFIG, QWEN3_MOE_SPEC.numerics.tolerances)
     assert "32 experts of 64, 4 a row; LM head inside" in built.summary()
-    assert built._checked == {3}, "the step's width was compared to SGLang's forward first"
+    assert built._supervision.checked == {3}, "the step's width was compared to SGLang's forward first"
     head = serving.model.lm_head.weight
     # the newest launch's choices, which near ties let nobody else foretell
     ranked = [built._step.buffer("router_logits", 3, layer) for layer in range(MOE_GEOMETRY.num_layers)]

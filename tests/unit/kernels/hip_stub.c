@@ -9,6 +9,8 @@
 #else
 typedef int hipError_t;
 typedef void *hipModule_t, *hipFunction_t, *hipStream_t;
+typedef struct { char reserved[64]; } hipIpcMemHandle_t;
+typedef int hipMemcpyKind;
 #endif
 
 static hipError_t answer(const char* call) {
@@ -52,6 +54,56 @@ hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* count, hipFun
   LOG("occupancy %p %d %zu\n", (void*)function, threads, shared);
   *count = 3;
   return answer("hipModuleOccupancyMaxActiveBlocksPerMultiprocessor");
+}
+hipError_t hipHostMalloc(void** pointer, size_t bytes, unsigned int flags) {
+  LOG("host malloc %zu flags %#x\n", bytes, flags);
+  *pointer = malloc(bytes);
+  memset(*pointer, 0xff, bytes);
+  return answer("hipHostMalloc");
+}
+hipError_t hipHostGetDevicePointer(void** device, void* host, unsigned int flags) {
+  const char* elsewhere = getenv("STUB_ELSEWHERE");
+  *device = (char*)host + (elsewhere != NULL ? 64 : 0);
+  return answer("hipHostGetDevicePointer");
+}
+hipError_t hipHostFree(void* pointer) {
+  LOG("host free\n");
+  free(pointer);
+  return answer("hipHostFree");
+}
+hipError_t hipExtMallocWithFlags(void** pointer, size_t bytes, unsigned int flags) {
+  LOG("malloc %zu flags %#x\n", bytes, flags);
+  *pointer = malloc(bytes);
+  return answer("hipExtMallocWithFlags");
+}
+hipError_t hipFree(void* pointer) {
+  LOG("free\n");
+  free(pointer);
+  return answer("hipFree");
+}
+hipError_t hipMemset(void* pointer, int value, size_t bytes) {
+  memset(pointer, value, bytes);
+  return answer("hipMemset");
+}
+hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind kind) {
+  LOG("copy %zu kind %d\n", bytes, (int)kind);
+  memcpy(to, from, bytes);
+  return answer("hipMemcpy");
+}
+/* A handle is the address itself: it is mapped where it is. */
+hipError_t hipIpcGetMemHandle(hipIpcMemHandle_t* handle, void* pointer) {
+  memset(handle, 0, sizeof(*handle));
+  memcpy(handle, &pointer, sizeof(pointer));
+  return answer("hipIpcGetMemHandle");
+}
+hipError_t hipIpcOpenMemHandle(void** pointer, hipIpcMemHandle_t handle, unsigned int flags) {
+  LOG("map flags %#x\n", flags);
+  memcpy(pointer, &handle, sizeof(*pointer));
+  return answer("hipIpcOpenMemHandle");
+}
+hipError_t hipIpcCloseMemHandle(void* pointer) {
+  LOG("unmap\n");
+  return answer("hipIpcCloseMemHandle");
 }
 const char* hipGetErrorName(hipError_t error) { return error == (hipError_t)98 ? "hipErrorInvalidDeviceFunction" : "hipErrorUnknown"; }
 const char* hipGetErrorString(hipError_t error) { return error == (hipError_t)98 ? "invalid device function" : "unknown error"; }

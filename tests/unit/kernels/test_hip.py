@@ -1,38 +1,17 @@
 """The launcher against a library that writes down its calls. Oracle: the log, and HIP's own header where one is installed."""
 
+import ctypes
 import importlib.util
-import os
-import shutil
+import re
 import struct
-import subprocess
 from pathlib import Path
 
 import pytest
+from hip_stub import build, needs_compiler
 
 from sgl_lowlatency.kernels import hip
 
-SOURCE = Path(__file__).with_name("hip_stub.c")
-COMPILER = os.environ.get("CC", "gcc")
-pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no C compiler {COMPILER}")
-
-
-def build(folder, *options):
-    path = folder / "libamdhip64.so"
-    subprocess.run([COMPILER, "-shared", "-fPIC", *options, str(SOURCE), "-o", str(path)], check=True, capture_output=True, text=True)
-    return str(path)
-
-
-@pytest.fixture
-def log(tmp_path, monkeypatch):
-    """The calls so far, as lines."""
-    path = tmp_path / "log"
-    monkeypatch.setenv("STUB_LOG", str(path))
-    return lambda: path.read_text().splitlines() if path.exists() else []
-
-
-@pytest.fixture
-def runtime(tmp_path, log):
-    return hip.HipRuntime(build(tmp_path))
+pytestmark = needs_compiler
 
 
 def test_a_kernel_is_loaded_and_launched(runtime, log):
@@ -123,5 +102,32 @@ def test_declarations_are_those_of_hips_header(tmp_path):
     build(tmp_path, "-DWITH_HIP_HEADER", "-D__HIP_PLATFORM_AMD__", "-w", f"-I{include}")
     header = (include / "hip/hip_runtime_api.h").read_text()
     for name, parameters in hip._FUNCTIONS.items():
-        declared = header[header.index(f" {name}(") :]
-        assert declared[: declared.index(")")].count(",") + 1 == len(parameters), name
+        declared = re.search(rf"^(?:hipError_t|const char\*) {name}\(.*?\)", header, re.MULTILINE | re.DOTALL)[0]
+        assert declared.count(",") + 1 == len(parameters), name
+
+
+def test_host_memory_is_zero_and_seen_where_it_is(runtime, log):
+    memory = hip.HipHostMemory(runtime, 256)
+    assert ctypes.string_at(memory.address, 256) == bytes(256)
+    del memory
+    assert log() == ["host malloc 256 flags 0x40000002", "host free"]
+
+
+def test_host_memory_that_the_device_sees_elsewhere_is_refused(runtime, monkeypatch):
+    monkeypatch.setenv("STUB_ELSEWHERE", "1")
+    with pytest.raises(hip.HipError, match="the device sees host memory at 0x[0-9a-f]+, not at its own address 0x"):
+        hip.HipHostMemory(runtime, 64)
+
+
+def test_memory_that_processes_share(runtime, log):
+    """The stub's handle is the address, so that both are one memory."""
+    own = hip.HipSharedMemory.allocate(runtime, 256)
+    assert own.read(0, 256) == b"\xff" * 256
+    own.write(64, b"words")
+    peer = hip.HipSharedMemory.map(runtime, own.handle)
+    assert peer.address == own.address and peer.read(62, 9) == b"\xff\xffwords\xff\xff"
+    peer.close()
+    own.free()
+    assert log() == ["malloc 256 flags 0x3", "copy 256 kind 2", "copy 5 kind 1", "map flags 0x1", "copy 9 kind 2", "unmap", "free"]
+    with pytest.raises(ValueError):
+        hip.HipSharedMemory.map(runtime, "00" * 8)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from mono_cases import Group, tiny, tiny_moe
+from monokernel_cases import Group, tiny, tiny_moe
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels import abi

@@ -22,11 +22,12 @@ emulated_device.install()
 emulated_device.install()
 facts = {"replaced": torch.cuda.get_device_properties is not before}
 if not gpu:
+    from sglang.srt.kernel_plugins.amd import binding as amd
     from sglang.srt.kernel_plugins.nvidia import binding
     from vllm._custom_ops import rotary_embedding
     import importlib.util
     facts |= {
-        "isa": binding.device_isa(),
+        "isa": [binding.device_isa(), amd.device_isa()],
         "sms": torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count,
         "free": torch.cuda.mem_get_info()[0],
         "capturing": torch.cuda.is_current_stream_capturing(),
@@ -51,7 +52,7 @@ def probe(what):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: emulation is not installed on it")
 def test_the_probes_are_replaced_and_nothing_pretends_that_cuda_works():
     facts, log = probe("no gpu")
-    assert facts["replaced"] and facts["isa"] == "sm_90" and facts["sms"] == 132 and facts["free"] > 1 << 30
+    assert facts["replaced"] and facts["isa"] == ["sm_90", "gfx950"] and facts["sms"] == 256 and facts["free"] > 1 << 30
     assert facts["capturing"] is False and facts["available"] is False and facts["vllm"]
     assert "native rotary embedding was expected" in facts["rope"]
     assert log.count("Host emulation is on") == 1, "the second install does nothing"

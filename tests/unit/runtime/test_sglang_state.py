@@ -9,7 +9,7 @@ from sgl_lowlatency.runtime import sglang_state
 
 def test_the_pools_are_read_without_copies(make_serving):
     serving = make_serving(page_size=16)
-    kv = sglang_state.read_kv_state(serving.view, serving.geometry)
+    kv = sglang_state.read_kv_state(serving.view.kv_pool.pool, serving.geometry)
     assert [t.data_ptr() for t in (*kv.k, *kv.v)] == [t.data_ptr() for t in (*serving.kv.k, *serving.kv.v)]
     assert kv.req_to_token is serving.kv.req_to_token
     assert (kv.page_size, kv.num_slots) == (16, 4096)
@@ -28,7 +28,7 @@ def test_the_pools_are_read_without_copies(make_serving):
 def test_another_layout_is_named(serving, change, message):
     change(serving)
     with pytest.raises(RuntimeError, match=f"cannot read SGLang's KV pool:\n  - {message}"):
-        sglang_state.read_kv_state(serving.view, serving.geometry)
+        sglang_state.read_kv_state(serving.view.kv_pool.pool, serving.geometry)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from sglang.kernels.plugin_kernels.amd.spec import (
@@ -26,9 +27,10 @@ from sglang.kernels.plugin_kernels.amd.spec import (
     StepMetadata,
 )
 
+from sgl_lowlatency import config
 from sgl_lowlatency.guard import moe
 from sgl_lowlatency.guard.family import Family
-from sgl_lowlatency.guard.monokernel import NOT_LAUNCHED, WIDTHS, config_disable_reasons, model_disable_reasons
+from sgl_lowlatency.guard.monokernel import WIDTHS, config_disable_reasons, model_disable_reasons, rank_geometry
 from sgl_lowlatency.kernels import code_objects
 
 TP_SIZES = (1, 2, 4, 8)
@@ -43,9 +45,14 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
     from sglang.srt.environ import envs
     from sglang.srt.kernel_plugins.amd.binding import device_isa
 
+    try:
+        emulate = config.get().emulate
+    except ValueError as error:
+        return [str(error)]
     return config_disable_reasons(
         cfg,
         hf_config,
+        emulate=emulate,
         isa=device_isa(),
         built=code_objects.installed(),
         use_aiter=bool(envs.SGLANG_USE_AITER.get()),
@@ -54,19 +61,31 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
 
 
 def _model_disable_reasons(model: Any, hf_config: Any, copies: dict, *, family: Family) -> list[str]:
-    from sglang.srt.runtime_context import get_parallel
+    from sgl_lowlatency.runtime import sglang_state
 
-    return model_disable_reasons(model, hf_config, family, get_parallel().tp_size)
-
-
-def _build(model: Any, hf_config: Any, context: BuildContext) -> BuiltMonokernels:
-    raise RuntimeError(NOT_LAUNCHED)  # config_disable_reasons says it before the weights load
+    if sglang_state.building_draft_model():
+        return []  # it keeps SGLang's forward (runtime/draft_step.py)
+    return model_disable_reasons(model, hf_config, family, sglang_state.tensor_parallel().num_ranks)
 
 
-def family_spec(family: Family, bounds: dict[str, float]) -> MonoSpec:
+def _build(model: Any, hf_config: Any, context: BuildContext, *, bounds: Mapping[str, float]) -> BuiltMonokernels:
+    from sgl_lowlatency.build.monokernel import build_step
+    from sgl_lowlatency.runtime import sglang_state
+
+    place = sglang_state.tensor_parallel()
+    geometry, reasons = rank_geometry(hf_config, place.num_ranks)
+    if geometry is None:
+        raise ValueError("; ".join(reasons))  # _model_disable_reasons names them before
+    return build_step(
+        model, geometry, context, bounds=bounds, grid=DEVICES[context.isa].resident_blocks, tokens_per_request=sglang_state.tokens_per_request(),
+        place=place,
+    )  # fmt: skip
+
+
+def family_spec(family: Family, bounds: Mapping[str, float]) -> MonoSpec:
     """The spec of a family. bounds: of its numerics."""
     return MonoSpec(
-        name=f"sgl_lowlatency k1/k2 ({family.name})",
+        name=f"sgl_lowlatency monokernel ({family.name})",
         devices=DEVICES,
         features=frozenset({Feature.SPECULATIVE_DECODING}),
         requires=Requirements(
@@ -79,9 +98,9 @@ def family_spec(family: Family, bounds: dict[str, float]) -> MonoSpec:
             },
             env={**ENVIRONMENT, **(moe.ENVIRONMENT if family.is_moe else {})},
         ),
-        numerics=Numerics(NumericsKind.TOLERANCE, bounds),
+        numerics=Numerics(NumericsKind.TOLERANCE, dict(bounds)),
         model_disable_reasons=functools.partial(_model_disable_reasons, family=family),
-        build=_build,
+        build=functools.partial(_build, bounds=bounds),
         api_version=MONOKERNEL_API_VERSION,
         config_disable_reasons=_config_disable_reasons,
         unread_metadata=frozenset({StepMetadata.LOW_RATIO_DECODE_SCHEDULE}),

@@ -1,9 +1,10 @@
 """The spec of Qwen3 on AMD (monokernel.py), and what its steps may be apart from SGLang's.
 
-Bounds: the largest ||ours - SGLang's|| / ||SGLang's|| of any row. Measured of the emulated kernels against reference/standard_path.py with random
-weights of two seeds, one rank and two: 2, 6, 12 and 24 layers of hidden 128 and 256, and 2 of hidden 1024, 3 to 5 rows of 1 to 1000 tokens. The
-largest of each: K and V rows of the first layer 0.0057, of any layer 0.0152 after 6 layers and 0.0651 after 24, the normed stream 0.0551. Each bound
-is twice that. No AMD GPU has run them.
+Each bound is on the self-check's figure of the same name (runtime/amd_step.py): the largest ||ours - SGLang's|| / ||SGLang's|| of any row. SGLang's
+layers start each from our stream, so that what right kernels are apart is one layer's rounding at any depth; from end to end 24 layers of a narrow
+model moved logits by 0.19. Measured of the emulated kernels against reference/standard_path.py on the self-check's inputs, random weights of two
+seeds, 2, 6, 12 and 24 layers of hidden 128 and 256, decode and verify. Largest of each: logits 0.0096, K and V rows 0.0061,
+those of the first layer 0.0050, stream 0.0201, added 0.0186. Each bound is at least twice that and three times most. No AMD GPU has run them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from sgl_lowlatency.guard.family import QWEN3
 from sgl_lowlatency.specs.amd.monokernel import family_spec
 
 BOUNDS = {
-    "k1.first_layer_kv.rel": 0.012,  # over the K and V rows that the step wrote, of the first layer
-    "k1.kv.rel": 0.13,  # the same of any layer
-    "k2.hidden.rel": 0.11,  # over the last layer's output, normed
+    "k1.first_layer_kv.rel": 0.016,  # over the K and V rows that the step wrote, of the first layer
+    "k1.kv.rel": 0.016,  # the same of any layer
+    "k2.stream.rel": 0.042,  # over the stream that enters a layer, any of them
+    "k2.added.rel": 0.054,  # the same beyond a rounding step, relative to what the layer before added
+    "k2.logits.rel": 0.031,  # over next_token_logits: the last layer's stream, normed, by SGLang's LM head
 }
 
 QWEN3_SPEC = family_spec(QWEN3, BOUNDS)

@@ -11,7 +11,7 @@ if reason := toolchain.missing("clang", "llvm-objdump"):
     pytest.skip(reason, allow_module_level=True)
 
 from code_object_cases import Interpreted  # noqa: E402
-from mono_cases import Group, gate, moe_gate, tiny, tiny_moe  # noqa: E402
+from monokernel_cases import Group, gate, moe_gate, tiny, tiny_moe  # noqa: E402
 
 from sgl_lowlatency.kernels.fault import MonokernelFault  # noqa: E402
 from sgl_lowlatency.reference.inputs import random_step, random_weights  # noqa: E402

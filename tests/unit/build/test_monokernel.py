@@ -1,0 +1,57 @@
+"""What the build of AMD's steps refuses, and memory that ranks share on ROCm, on a HIP runtime that writes down its calls."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from hip_stub import build, needs_compiler  # noqa: E402
+
+from sgl_lowlatency.build import monokernel, symmetric_workspace  # noqa: E402
+from sgl_lowlatency.kernels import code_objects  # noqa: E402
+from sgl_lowlatency.kernels.hip import HipRuntime  # noqa: E402
+from sgl_lowlatency.kernels.monokernel import mono_layout  # noqa: E402
+
+
+@pytest.fixture
+def runtime(tmp_path, monkeypatch):
+    monkeypatch.setenv("STUB_LOG", str(tmp_path / "log"))
+    return HipRuntime(build(tmp_path))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("units", "grid"), [(86, 256), (64, 256)])
+def test_workgroups_that_are_not_resident_at_once_are_refused(runtime, monkeypatch, units, grid):
+    """Before any launch. The stub's runtime holds three workgroups a CU."""
+    monkeypatch.setattr(monokernel, "HipRuntime", lambda: runtime)
+    monkeypatch.setattr(code_objects, "read", lambda kernel, isa: b"\x7fELF")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=units))
+    if 3 * units >= grid:
+        objects, workgroups = monokernel._objects("gfx950", grid, torch.device("cuda"))
+        assert workgroups == grid and objects.runtime is runtime
+        return
+    with pytest.raises(RuntimeError, match="k1 needs 256 workgroups resident at once; this GPU, of 64 CUs, holds 192"):
+        monokernel._objects("gfx950", grid, torch.device("cuda"))
+
+
+def test_a_model_elsewhere_is_refused():
+    with pytest.raises(ValueError, match=r"the model is on 'cpu': k1 and k2 run on a ROCm device, .* \(SGL_LOWLATENCY_EMULATE=1\)"):
+        monokernel._objects("gfx950", 256, torch.device("cpu"))
+
+
+@needs_compiler
+def test_a_rocm_workspace_is_unwritten_and_mapped_by_its_handle(runtime):
+    layout, memory_of = mono_layout(2, 2, 64), symmetric_workspace._HipMemoryOf(runtime)
+    with contextlib.ExitStack() as undo:
+        own = memory_of.allocate(layout, undo)
+        assert own.read(0, layout.tiles) == bytes(layout.tiles)
+        assert set(own.read(layout.tiles, layout.total_bytes - layout.tiles)) == {0xFF}
+        own.write(layout.rendezvous, b"who I am")
+        assert memory_of.map(own.handle, layout, undo).read(layout.rendezvous, 8) == b"who I am"
+    own.free()
