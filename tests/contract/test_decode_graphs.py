@@ -43,7 +43,7 @@ def test_a_replay_names_its_graph_and_its_size():
 
 
 def test_rows_that_pad_a_step_have_the_slot_of_no_token():
-    """decode_step knows them by it."""
+    """decode_step knows them by it. The allocator of pages: test_kv_pool.py."""
     registry = cuda_graph_buffer_registry.build_decode_registry(
         device=torch.device("cpu"), max_bs=4, max_num_token=4, seq_len_fill_value=1, cache_loc_dtype=torch.int64, share_pool=False
     )

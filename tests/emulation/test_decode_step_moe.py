@@ -224,6 +224,17 @@ def test_padded_rows_are_harmless(name):
     assert report.passed, f"seed {FRESH}\n{report}"
 
 
+def test_a_padded_request_of_a_verify_step_is_harmless():
+    geometry = TINY_MOE["few"]
+    weights = random_weights(geometry, FRESH)
+    inputs = random_step(geometry, [65, 1], FRESH, num_padded=1, rows_per_request=3, lengths_are_prefix=True)
+    runner = Runner(geometry, weights, (9,), GRID, rows_per_request={9: 3})
+    record, _ = recorded(runner, inputs)
+    assert bool((record.ids[:, :6] >= 0).all()) and bool((record.ids[:, 6:] == -1).all())
+    report = moe_gate(geometry, weights, [inputs], [run(runner, inputs)])
+    assert report.passed, f"seed {FRESH}\n{report}"
+
+
 def test_a_step_of_padding_alone_reads_no_expert():
     """As graphs are captured. Experts of NaN would show."""
     geometry = TINY_MOE["few"]

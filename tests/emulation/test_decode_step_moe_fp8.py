@@ -52,6 +52,14 @@ def test_any_grid(grid):
     assert report.passed, str(report)
 
 
+def test_padded_rows_are_harmless():
+    geometry = TINY_MOE_FP8["few"]
+    weights = random_weights(geometry, FIXED, has_lm_head=True, weight_format=FORMAT)
+    step = random_step(geometry, [65], FIXED, num_padded=2)
+    report = moe_gate(geometry, weights, [step], [run(Runner(geometry, weights, (3,), GRID), step)])
+    assert report.passed, str(report)
+
+
 def test_a_step_of_padding_alone_reads_no_expert_and_no_scale():
     """NaN in either would show."""
     geometry = TINY_MOE_FP8["few"]

@@ -6,7 +6,7 @@ A rank is a GPU with a stream of launches; what it shares with others is its wor
 import pytest
 import torch
 from decode_step_cases import MIXED, gate, same_bits
-from moe_cases import MoeRun, moe_gate
+from moe_cases import MoeRun, choices, moe_gate
 from parallel_cases import RankRunner, same_streams
 from schedules import CLEAR_OVERTAKES, STARVATION, UNORDERED_CLEAR
 
@@ -15,7 +15,6 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
 from sgl_lowlatency.kernels.fault import DecodeStepFault
 from sgl_lowlatency.kernels.geometry import Geometry
-from sgl_lowlatency.reference import routing
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
 MISSING_FENCE, GPU_SCOPE, FIRST_WORD_IS_FLAG, TWO_GENERATIONS, LOST_TILE = 1, 36, 37, 38, 39  # dialect::Planted
@@ -95,7 +94,7 @@ def run_moe(runner, inputs):
     for record in records:
         assert torch.equal(record.ids, records[0].ids) and torch.equal(record.logits.view(torch.int16), records[0].logits.view(torch.int16))
     g, logits = runner.geometry, records[0].logits
-    return outputs, MoeRun(runner.joined(outputs), logits, [routing.choose(of_layer, g.top_k, g.norm_topk_prob) for of_layer in logits])
+    return outputs, MoeRun(runner.joined(outputs), logits, [choices(g, inputs, of_layer) for of_layer in logits])
 
 
 @pytest.mark.parametrize(("num_ranks", "rows"), [(2, 1), (4, 5), (2, 9)])
@@ -107,6 +106,15 @@ def test_ranks_of_moe_layers(num_ranks, rows):
     runs = [run_moe(runner, step) for step in steps]
     report = moe_gate(MOE, weights, steps, [one for _, one in runs])
     assert all(same_streams(outputs) for outputs, _ in runs) and report.passed, report
+
+
+def test_rows_that_pad_a_step_of_ranks_choose_no_experts():
+    """Every rank pushes sums of nothing for them."""
+    weights = random_weights(MOE, 24, has_lm_head=True)
+    step = random_step(MOE, [33, 1], 24, num_padded=2)
+    outputs, run = run_moe(RankRunner(MOE, weights, 2, (4,), 5), step)
+    report = moe_gate(MOE, weights, [step], [run])
+    assert same_streams(outputs) and report.passed and all(bool((made.ids[2:] == -1).all()) for made in run.choices), report
 
 
 STREAMS = {  # num_ranks, num_layers, grid, rows of the launches

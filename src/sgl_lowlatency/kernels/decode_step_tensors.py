@@ -120,9 +120,9 @@ class DecodeStepWeights:
 
 @dataclasses.dataclass(frozen=True)
 class RoutingRecord:
-    """What the MoE layers of a step routed, for whoever checks or counts it. ids: int32 [layers, rows, top_k], each row's experts by rank.
-    logits: bf16 [layers, rows, num_experts], what was ranked. streams: bf16 [rows, layers, hidden], the residual stream that entered each
-    layer, or None: not asked for."""
+    """What the MoE layers of a step routed, for whoever checks or counts it. ids: int32 [layers, rows, top_k], each row's experts by rank, -1 of rows
+    that pad the step. logits: bf16 [layers, rows, num_experts], what was ranked. streams: bf16 [rows, layers, hidden], the residual stream that
+    entered each layer, or None: not asked for."""
 
     ids: torch.Tensor
     logits: torch.Tensor
@@ -130,7 +130,7 @@ class RoutingRecord:
 
     @classmethod
     def empty(cls, geometry: Geometry, rows: int, device: torch.device, with_streams: bool = False) -> RoutingRecord:
-        """Memory for a step's record, with nothing in it that a step leaves: ids of -1, logits and streams of NaN."""
+        """Memory for a step's record, with nothing in it that a row of a request leaves: ids of -1, logits and streams of NaN."""
         g = geometry
 
         def nans(*shape: int) -> torch.Tensor:

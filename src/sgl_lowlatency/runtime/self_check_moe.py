@@ -145,5 +145,5 @@ def other_choices(record: RoutingRecord, routers: SglangRouters) -> torch.Tensor
 
 def distinct_experts(record: RoutingRecord) -> float:
     """Experts that at least one row took, a layer on average."""
-    counts = [len(set(of_layer)) for of_layer in record.ids.flatten(1).tolist()]
+    counts = [len(set(of_layer) - {-1}) for of_layer in record.ids.flatten(1).tolist()]
     return sum(counts) / len(counts)

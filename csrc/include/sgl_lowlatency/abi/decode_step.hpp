@@ -377,7 +377,7 @@ struct DecodeStepParams {
   int32_t panel_pairs;  // MoE: pairs whose activations are in the panel of `down` at a time, rows or more
 
   // MoE: what the step routed, for whoever checks or counts it; both null: nobody does.
-  int32_t* routed_ids;   // [num_layers, rows, top_k]: the experts of each row, by rank
+  int32_t* routed_ids;   // [num_layers, rows, top_k]: the experts of each row, by rank; -1 of rows that pad the step
   bf16* routed_logits;   // [num_layers, rows, num_experts]: what was ranked
 };
 

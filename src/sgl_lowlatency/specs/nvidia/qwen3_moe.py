@@ -5,7 +5,7 @@
 - FP8 of a checkpoint with scales of blocks: the check compares with SGLang's forward of exact products, so the bounds are those of bf16.
 - Not EAGLE3, DFLASH, DSPARK, whose drafts read inputs of layers; not more than 128 experts, the most that the CUDA kernels have.
 - Several ranks have a share of every expert's channels, in bf16 alone (guard/moe.py).
-- Rows that a graph pads choose experts as others do, in SGLang's forward without expert parallelism too: what they read is time, not a result.
+- Rows that a graph pads, of KV slot 0, choose no experts; SGLang's forward without expert parallelism lets them. Nobody reads what becomes of them.
 """
 
 from __future__ import annotations
