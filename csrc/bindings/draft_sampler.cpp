@@ -28,6 +28,12 @@ void bind_draft_sampler(py::module_& m) {
   a.attr("kStepLogitsTypes") = std::map<std::string, int32_t>{{"float32", abi::kStepLogitsFloat32}, {"bfloat16", abi::kStepLogitsBf16}};
   m.def("mailbox_words", &abi::mailbox_words, py::arg("gamma"), py::arg("max_batch"), py::arg("senders"),
         "Words of one generation of a rank's mailbox");
+  py::class_<abi::DraftLayout>(a, "DraftLayout")
+      .def_readonly("rendezvous", &abi::DraftLayout::rendezvous).def_readonly("step_logits", &abi::DraftLayout::step_logits)
+      .def_readonly("mailbox", &abi::DraftLayout::mailbox).def_readonly("unwritten", &abi::DraftLayout::mailbox)
+      .def_readonly("total_bytes", &abi::DraftLayout::total_bytes);
+  m.def("draft_layout", &abi::draft_layout, py::arg("gamma"), py::arg("max_batch"), py::arg("senders"), py::arg("step_logits_bytes"),
+        "The memory of a rank in a process of its own");
   m.def("draft_max_units", &abi::draft_max_units, py::arg("num_units"), py::arg("blocks"), "Most units of one block");
   py::class_<abi::DraftSmem>(a, "DraftSmem").def_readonly("total_bytes", &abi::DraftSmem::total_bytes);
   m.def("draft_smem", &abi::draft_smem, py::arg("rows"), py::arg("batch"), py::arg("k_panel"), py::arg("max_units"),
@@ -68,13 +74,15 @@ void bind_draft_sampler(py::module_& m) {
   m.def(
       "draft_sampler_emulate",
       [](const abi::DraftSamplerParams& params, int32_t grid, uint64_t seed, int32_t planted, int32_t starvation,
-         const std::vector<RegionTuple>& regions) {
-        const emulation::Options options = emulation_options(seed, planted, starvation, regions);
+         const std::vector<RegionTuple>& regions, bool is_shared) {
+        emulation::Options options = emulation_options(seed, planted, starvation, regions);
+        options.is_shared = is_shared;
         py::gil_scoped_release release;
         return emulation::draft_sampler(params, grid, options);
       },
       py::arg("params"), py::arg("grid"), py::arg("seed") = 0, py::arg("planted") = 0, py::arg("starvation") = -1,
-      py::arg("regions") = std::vector<RegionTuple>{}, "Runs draft_sampler on the host; regions as in emulation_launch");
+      py::arg("regions") = std::vector<RegionTuple>{}, py::arg("is_shared") = false,
+      "Runs draft_sampler on the host; regions as in emulation_launch; is_shared: other ranks are other processes");
 }
 
 }  // namespace sgl_lowlatency

@@ -85,6 +85,22 @@ SGL_ABI_FUNCTION int32_t mailbox_words(int32_t gamma, int32_t max_batch, int32_t
   return (gamma * max_batch * senders * kCandidateWords + 3) / 4 * 4;
 }
 
+// The memory of a rank in a process of its own, which the others map: byte offsets from its begin, multiples of 128.
+struct DraftLayout {
+  int64_t rendezvous;   // Rendezvous (abi/symmetric_workspace.hpp)
+  int64_t step_logits;  // DraftPeer's; nothing of a greedy draft. Zero before the first launch, as all in front of the mailbox
+  int64_t mailbox;      // DraftPeer's
+  int64_t total_bytes;
+};
+
+SGL_ABI_FUNCTION DraftLayout draft_layout(int32_t gamma, int32_t max_batch, int32_t senders, int64_t step_logits_bytes) {
+  DraftLayout at{};
+  at.step_logits = 128;
+  at.mailbox = at.step_logits + (step_logits_bytes + 127) / 128 * 128;
+  at.total_bytes = at.mailbox + (2ll * 4 * mailbox_words(gamma, max_batch, senders) + 127) / 128 * 128;
+  return at;
+}
+
 struct DraftSamplerParams {
   int32_t batch;      // requests, 1..max_batch
   int32_t gamma;      // tokens drafted a request, 1..kMaxGamma; batch * gamma <= kMaxDraftRows
