@@ -1,9 +1,9 @@
 """The ranks of test_draft_ranks.py, a process each: DeepSeek-V4.1's draft with its part of the LM head, proposals over workspaces that the processes
 really share. Every rank runs every scenario and leaves what came of each in FOLDER/RANK.json.
 
-    python draft_rank.py NUM_RANKS FOLDER
+    python draft_rank.py NUM_RANKS FOLDER DEVICE
 
-The processes part once SGLang's models are imported, which takes longer than all scenarios.
+DEVICE is cpu, or cuda: ranks share the GPUs there are, in turns of the driver where several have one. The processes part once SGLang's models are imported, which takes longer than all scenarios.
 """
 
 import datetime
@@ -27,14 +27,17 @@ from sgl_lowlatency.build.agreement import DisagreementError
 from sgl_lowlatency.build.draft import deepseek_v4_parts, draft_ranks
 from sgl_lowlatency.guard.draft import deepseek_v4_reasons, most_requests
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
-from sgl_lowlatency.kernels.fault import DraftSamplerFault
+from sgl_lowlatency.kernels.fault import DraftSamplerFault, describe_draft_fault
 from sgl_lowlatency.runtime.draft_sampler import DraftProposal
 from sgl_lowlatency.runtime.sglang_state import TensorParallel
 
 VOCAB, KEY, MAX_BS, GRID, DEADLINE_S = 1000, 99, 3, 2, 20.0
 KEPT_LATENTS = 32  # dialect::Planted
 TEMPERATURES = torch.tensor([0.7, 0.0, 1.5])
-CPU = torch.device("cpu")
+
+
+def device_of(rank):
+    return torch.device("cuda", rank % torch.cuda.device_count()) if sys.argv[3] == "cuda" else torch.device("cpu")
 
 
 class Gather:
@@ -44,9 +47,10 @@ class Gather:
         self._group = group
 
     def _gather(self, local, dim):
-        parts = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(parts, local.contiguous(), group=self._group)
-        return torch.cat(parts, dim)
+        own = local.cpu().contiguous()
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(parts, own, group=self._group)
+        return torch.cat(parts, dim).to(local.device)
 
     def gather_stacked(self, local):
         return self._gather(local, 0)
@@ -60,10 +64,11 @@ class Rank:
 
     def __init__(self, rank, size, group):
         self.place, self.gather = TensorParallel(rank, size, group), Gather(group)
-        self.model = draft_model(types.SimpleNamespace(setattr=setattr), VOCAB, rank, size, self.gather)
+        self.device = device_of(rank)
+        self.model = draft_model(types.SimpleNamespace(setattr=setattr), VOCAB, rank, size, self.gather).to(self.device)
 
     def proposal(self, reasons=(), planted=0, deadline_s=DEADLINE_S, change=None):
-        ranks = draft_ranks("Tiny", self.place, CPU, deadline_s)
+        ranks = draft_ranks("Tiny", self.place, self.device, deadline_s)
         if change:
             exchange = ranks.exchange
             ranks = types.SimpleNamespace(**vars(ranks) | {"exchange": lambda claim: exchange(change(claim))})
@@ -74,7 +79,8 @@ class Rank:
 
     def sampler(self, greedy, proposal=None, gamma=GAMMA):
         return dspark_draft_sampler.DsparkDraftSampler(
-            model=self.model, gamma=gamma, max_bs=MAX_BS, device="cpu", noise=DraftNoise(key=KEY, offset=torch.zeros(1, dtype=torch.int64)),
+            model=self.model, gamma=gamma, max_bs=MAX_BS, device=self.device,
+            noise=DraftNoise(key=KEY, offset=torch.zeros(1, dtype=torch.int64, device=self.device)),
             tp_sync=types.SimpleNamespace(sync=lambda site, tokens: tokens), greedy_draft=greedy,
             megakernel_sampler=None if proposal is None else proposal.draft_sampler,
         )  # fmt: skip
@@ -82,9 +88,9 @@ class Rank:
 
 def run(sampler, hidden, ids):
     batch = hidden.shape[0] // GAMMA
-    sampler.params.step_temperatures[:batch] = TEMPERATURES[:batch]
+    sampler.params.step_temperatures[:batch] = TEMPERATURES[:batch].to(sampler.out.device)
     with torch.no_grad():
-        sampler(hidden, ids)
+        sampler(hidden.to(sampler.out.device), ids.to(sampler.out.device))
     return sampler.out[: batch * GAMMA].tolist()
 
 
@@ -138,11 +144,15 @@ def other_gamma(rank, size, group):
 def dead(rank, size, group):
     """The last rank ends behind the self-check and one launch."""
     one = Rank(rank, size, group)
-    sampler = one.sampler(False, one.proposal(deadline_s=2.0))
+    proposal = one.proposal(deadline_s=2.0)
+    sampler = one.sampler(False, proposal)
     run(sampler, *inputs(2, VOCAB, 0))
     if rank == size - 1:
         return {"absent": True}
-    run(sampler, *inputs(2, VOCAB, 1))
+    try:
+        run(sampler, *inputs(2, VOCAB, 1))
+    except RuntimeError:  # on a GPU all that torch knows is that the launch failed
+        raise DraftSamplerFault(describe_draft_fault(proposal.sampler.fault())) from None
 
 
 SCENARIOS = {
@@ -153,6 +163,8 @@ SCENARIOS = {
 
 def run_rank(rank, size, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    if device_of(rank).type == "cuda":
+        torch.cuda.set_device(device_of(rank))
     groups = {name: dist.new_group(backend="gloo") for name in SCENARIOS}
     results = {}
     for name, scenario in SCENARIOS.items():
@@ -168,6 +180,8 @@ def run_rank(rank, size, folder):
 def main():
     size, folder = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
+    if sys.argv[3] == "cuda":
+        del SCENARIOS["planted"]  # host emulation alone has planted bugs
     dspark_draft_sampler.megakernel_agree = lambda served, what, group: None
     dspark_draft_sampler.get_dp_tp_group = lambda: None
     torch.cuda.is_current_stream_capturing = lambda: False
