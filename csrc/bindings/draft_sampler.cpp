@@ -6,6 +6,7 @@
 
 #include "emulation/draft_sampler.hpp"
 #include "launch/draft_sampler.hpp"
+#include "sgl_lowlatency/dialect/dialect.hpp"
 
 namespace sgl_lowlatency {
 namespace {
@@ -66,6 +67,12 @@ void bind_draft_sampler(py::module_& m) {
   SGL_POINTER(hidden_states); SGL_POINTER(norm); SGL_POINTER(anchor_tokens); SGL_POINTER(step_temperatures); SGL_POINTER(markov_w1);
   SGL_POINTER(fault);
 #undef SGL_POINTER
+  m.def("host_logarithms", [](uintptr_t from, uintptr_t to, size_t count, bool plus_one) {
+    const float* const x = reinterpret_cast<const float*>(from);
+    float* const y = reinterpret_cast<float*>(to);
+    for (size_t i = 0; i < count; ++i) y[i] = plus_one ? dialect::log1p(x[i]) : dialect::log(x[i]);
+  }, py::arg("from"), py::arg("to"), py::arg("count"), py::arg("plus_one"),
+        "The host dialect's log, or log1p, of `count` floats: torch's differ in last bits, and then a choice between near equals may");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("draft_sampler_launch_cuda", &launch::draft_sampler_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());
