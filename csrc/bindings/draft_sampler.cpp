@@ -35,6 +35,8 @@ void bind_draft_sampler(py::module_& m) {
       .def_readonly("total_bytes", &abi::DraftLayout::total_bytes);
   m.def("draft_layout", &abi::draft_layout, py::arg("gamma"), py::arg("max_batch"), py::arg("senders"), py::arg("step_logits_bytes"),
         "The memory of a rank in a process of its own");
+  m.def("draft_tiles_at_once", [](int32_t rows) { return abi::most_tiles_at_once(abi::draft_row_tiles(rows)); }, py::arg("rows"),
+        "Most tiles of the LM head in one walk through K, of a launch of so many rows");
   m.def("draft_max_units", &abi::draft_max_units, py::arg("num_units"), py::arg("blocks"), "Most units of one block");
   py::class_<abi::DraftSmem>(a, "DraftSmem").def_readonly("total_bytes", &abi::DraftSmem::total_bytes);
   m.def("draft_smem", &abi::draft_smem, py::arg("rows"), py::arg("batch"), py::arg("k_panel"), py::arg("max_units"),
@@ -52,7 +54,7 @@ void bind_draft_sampler(py::module_& m) {
   py::class_<abi::DraftSamplerParams> params(a, "DraftSamplerParams");
   params.def(py::init([] { return abi::DraftSamplerParams{}; }))
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::DraftSamplerParams::name)
-      SGL_FIELD(batch) SGL_FIELD(gamma) SGL_FIELD(max_batch) SGL_FIELD(hidden) SGL_FIELD(k_panel) SGL_FIELD(vocab) SGL_FIELD(has_norm)
+      SGL_FIELD(batch) SGL_FIELD(gamma) SGL_FIELD(max_batch) SGL_FIELD(hidden) SGL_FIELD(k_panel) SGL_FIELD(tiles_at_once) SGL_FIELD(vocab) SGL_FIELD(has_norm)
       SGL_FIELD(rms_eps) SGL_FIELD(greedy) SGL_FIELD(num_ranks) SGL_FIELD(num_local_ranks) SGL_FIELD(first_rank) SGL_FIELD(max_units)
       SGL_FIELD(shared) SGL_FIELD(anchor_stride) SGL_FIELD(rounds_bias)
       SGL_FIELD(deadline_ns) SGL_FIELD(noise_key)

@@ -20,8 +20,8 @@ void check(cudaError_t error, const char* call) {
 
 // The kernel with its shared-memory limit raised.
 Kernel prepare(const abi::DraftSamplerParams& p) {
-  const Kernel kernel = with_draft_instance(p, [](auto num_tiles, auto batch_tiles) -> Kernel {
-    return kernels::draft_sampler<decltype(num_tiles)::value, decltype(batch_tiles)::value>;
+  const Kernel kernel = with_draft_instance(p, [](auto num_tiles, auto batch_tiles, auto at_once) -> Kernel {
+    return kernels::draft_sampler<decltype(num_tiles)::value, decltype(batch_tiles)::value, decltype(at_once)::value>;
   });
   check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared.total_bytes),
         "cudaFuncSetAttribute(shared memory)");

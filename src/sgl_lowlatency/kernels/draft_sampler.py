@@ -83,7 +83,8 @@ class DraftSampler:
 
     shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on
     blocks_per_rank blocks, as every rank has. peers: the other ranks', by rank. ranks: the workspaces of a draft_layout that this rank, of one shard,
-    shares with processes of the others, instead of peers and first_rank; its step_logits lie in its own. step_dtype: float32, or bfloat16 for drafts whose step logits are
+    shares with processes of the others, instead of peers and first_rank; its step_logits lie in its own. has_long_walks: where K is in several panels, one
+    walk through it serves several tiles of a pair of warps; without, for comparison, one. step_dtype: float32, or bfloat16 for drafts whose step logits are
     bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of
     every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
@@ -104,11 +105,12 @@ class DraftSampler:
         has_fused_greedy: bool = False,
         emulation: EmulationOptions | None = None,
         ranks: MappedWorkspaces | None = None,
+        has_long_walks: bool = True,
     ):
         self.device = kernel_device(device)
         if ranks is not None:
             first_rank, peers = ranks.rank, self._peers_of(ranks, shards, peers)
-        self._ranks = ranks
+        self._ranks, self._has_long_walks = ranks, has_long_walks
         self.gamma, self.max_batch = gamma, max_batch
         self.vocab, self.hidden = weights.markov_w1.shape[0], shards[0].head.shape[1]
         self.grid, self.first_rank, self.blocks_per_rank = blocks_per_rank * len(shards), first_rank, blocks_per_rank
@@ -271,6 +273,8 @@ class DraftSampler:
         params = _C.abi.DraftSamplerParams()
         params.batch, params.gamma, params.max_batch = batch, self.gamma, self.max_batch
         params.hidden, params.vocab, params.k_panel = self.hidden, self.vocab, self._k_panel(batch)
+        is_long = self._has_long_walks and params.k_panel < self.hidden
+        params.tiles_at_once = _C.draft_tiles_at_once(batch * self.gamma) if is_long else 1
         params.has_norm, params.rms_eps = int(self._weights.norm is not None), self._weights.rms_eps
         params.norm = 0 if self._weights.norm is None else self._weights.norm.data_ptr()
         is_fused = self._has_fused_greedy and self.is_greedy and batch == 1
