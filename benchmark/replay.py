@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 
 from benchmark import report
-from benchmark.agentic import aiperf_driver, arms, cells, options, setup, work
+from benchmark.agentic import aiperf_driver, arms, cells, estimate, options, setup, work
 from benchmark.agentic.aiperf_driver import SCENARIO
 from benchmark.agentic.arms import OFF, ON, Arm
 from benchmark.agentic.budget import Budget
@@ -69,8 +69,8 @@ def sittings(pairs: Sequence[Pair]) -> list[tuple[str, int, list[Pair]]]:
     return [(name, repeat, of_repeat[repeat]) for repeat in repeats for name in of_repeat[repeat][0][0].order(repeat)]
 
 
-def dry_run(args: argparse.Namespace, made: Setup, pairs: list[Pair]) -> None:
-    """Prints every command that a run would start."""
+def dry_run(args: argparse.Namespace, made: Setup, works: Sequence[Work], pairs: list[Pair]) -> None:
+    """Prints every command that a run would start, and how long they may take."""
     if args.driver == aiperf_driver.NAME:
         for command in aiperf_driver.install_commands(args.aiperf_env, args.aiperf_wheels):
             print(shlex.join(command))
@@ -82,6 +82,9 @@ def dry_run(args: argparse.Namespace, made: Setup, pairs: list[Pair]) -> None:
         if name is not None:
             print(f"# repeat {repeat}: the {name} server starts, alone")
         print_runs(args, halves, name)
+
+
+    print(f"# {estimate.words(args, works, made.model)}")
 
 
 def print_runs(args: argparse.Namespace, pairs: Sequence[Pair], only: str | None) -> None:
@@ -163,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     runners = [Runner(args, one, made, context) for one in works]
     pairs = [(runner, repeat, n) for runner in runners for repeat in range(1, args.repeats + 1) for n in args.concurrency]
     if args.dry_run:
-        dry_run(args, made, pairs)
+        dry_run(args, made, works, pairs)
         return 0
     for one in works:
         cells.keep_plan(one.out, plan_of(args, one, made))
