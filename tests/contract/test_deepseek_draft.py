@@ -269,3 +269,79 @@ def test_a_target_is_served_for_its_drafts_proposals_alone(switch, monkeypatch):
     ]
     built = spec.build(None, None, None)
     assert (spec.max_rows, built.widths, built.draft_sampler, built.plan(None, None)) == (0, (), None, None)
+
+
+@pytest.fixture
+def sglangs_binding(switch, monkeypatch):
+    """SGLang's binding as in a worker of one rank on sm_90, the plugin registered, its kernels emulated."""
+    from sglang.srt.kernel_plugins.nvidia import binding
+
+    from sgl_lowlatency import plugin
+    from sgl_lowlatency.runtime import sglang_state
+
+    switch("1")
+    monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "0")  # registering must not replace the device of this process
+    config.get.cache_clear()
+    plugin.register_nvidia()
+    switch("1")
+    monkeypatch.setattr(binding, "device_isa", lambda: "sm_90")
+    monkeypatch.setattr(binding, "megakernel_enabled", lambda: True)
+    monkeypatch.setattr(binding, "_gather_tp", lambda value, group=None: [value])
+    monkeypatch.setattr(binding, "_gather_reasons", lambda reasons: reasons)
+    monkeypatch.setattr(binding, "_tokens_per_request", lambda: 6)
+    monkeypatch.setattr(binding, "get_parallel", lambda: types.SimpleNamespace(tp_size=1))
+    monkeypatch.setattr(binding, "get_exec", lambda: types.SimpleNamespace(graph=types.SimpleNamespace(cuda_graph_config=None)))
+    monkeypatch.setattr(binding, "get_device", lambda: types.SimpleNamespace(watchdog_timeout=300))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(sglang_state, "tensor_parallel", lambda: sglang_state.TensorParallel(0, 1, None))
+    return binding
+
+
+class Arguments:
+    """Resolved server arguments; those that nobody named are off."""
+
+    def __init__(self, **given):
+        self.__dict__.update({"pp_size": 1, "nnodes": 1, "watchdog_timeout": 300, "disaggregation_mode": "null", **given})
+        self.cuda_graph_config = types.SimpleNamespace(decode=types.SimpleNamespace(backend="full"))
+
+    def __getattr__(self, name):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({"speculative_algorithm": "DSPARK"}, []),
+        ({"speculative_algorithm": "DSPARK", "tp_size": 8}, []),
+        ({"speculative_algorithm": "DSPARK", "tp_size": 3}, ["tp_size 3 is not one of ['1', '2', '4', '8']"]),
+        ({"speculative_algorithm": "EAGLE"}, ["speculative_algorithm 'EAGLE' is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]),
+        (
+            {"speculative_algorithm": "DSPARK", "enable_lora": True},
+            ["LoRA is in use and sgl_lowlatency (DeepSeek-V4.1, its draft's proposals alone) does not accept it"],
+        ),
+    ],
+)  # fmt: skip
+def test_sglang_accepts_the_target_or_names_why_not(sglangs_binding, changes, reasons):
+    hf_config = types.SimpleNamespace(architectures=["DeepseekV4ForCausalLM"])
+    spec, found = sglangs_binding.megakernel_disable_reasons(cfg=Arguments(**{"tp_size": 1, **changes}), hf_config=hf_config, isa="sm_90")
+    assert spec.max_rows == 0 and found == reasons
+
+
+def test_what_sglang_installs_proposes_sglangs_tokens(sglangs_binding, on_cpu):
+    """Target and draft through SGLang's own installation; the draft's sampler is the one that its draft sampler then takes."""
+    target = torch.nn.Linear(1, 1)
+    sglangs_binding.install_megakernel(
+        model=target, hf_config=types.SimpleNamespace(architectures=["DeepseekV4ForCausalLM"]), capture_tail_hooks=[], is_draft=False
+    )
+    assert sglangs_binding.megakernel_draft_sampler(target) is None and "forward" not in target.__dict__
+    model = draft_model(on_cpu, 1024)
+    sglangs_binding.install_megakernel(
+        model=model, hf_config=types.SimpleNamespace(architectures=["DeepseekV4ForCausalLMDSpark"]), capture_tail_hooks=[], is_draft=True
+    )
+    factory = sglangs_binding.megakernel_draft_sampler(model)
+    ours, standard = sampler_of(model, False, types.SimpleNamespace(draft_sampler=factory)), sampler_of(model, False)
+    assert sglangs_binding.built_megakernel(model).sampler.max_batch == 8
+    given = inputs(5, 1024, 9)
+    assert torch.equal(run(ours, *given), run(standard, *given))
