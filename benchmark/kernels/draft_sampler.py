@@ -22,14 +22,13 @@ import argparse
 import itertools
 import sys
 import types
-from pathlib import Path
 
 import torch
 
 from benchmark.common import deadline
-from sgl_lowlatency.bench import floors, read_bandwidth, stats, timing
-from sgl_lowlatency.bench.results import Results
-from sgl_lowlatency.cli.bench import missing, numbers
+from benchmark.kernels import command
+from sgl_lowlatency.bench import floors, stats, timing
+from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, MAX_BATCH, MAX_RANKS, DraftSampler, DraftShard, DraftWeights
 from sgl_lowlatency.reference import draft_sampler as oracle
 from sgl_lowlatency.reference import gate
@@ -220,28 +219,16 @@ def table(content: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--name", default="kernel-draft-sampler", help="results file name")
+    parser = command.parser(__doc__, "kernel-draft-sampler")
     parser.add_argument("--shapes", type=parse_shapes, default=((129280, 1), (32320, 4)), help="VOCABxRANKS, comma list")
     parser.add_argument("--batches", type=numbers(1, MAX_BATCH), default=(1, 2, 4), help="requests")
     parser.add_argument("--walks", type=parse_walks, default=("long",), help="comma list of long and short")
-    parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
-    parser.add_argument("--group-ms", type=float, default=30.0, help="how long each replays")
-    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
-    parser.add_argument("--deadline", type=float, default=300, help="seconds after which everything is killed")
     args = parser.parse_args()
-    if refusal := missing():
-        print(f"draft_sampler: {refusal}", file=sys.stderr)
+    if command.refused("draft_sampler"):
         return 2
-    results = Results(
-        args.out, what="kernel", name=args.name, weights=WEIGHTS,
-        command=["python3", "-m", "benchmark.kernels.draft_sampler", *sys.argv[1:]], commit=args.commit,
-    )  # fmt: skip
-    deadline.watchdog(args.deadline, lambda: print(table(results.content)))
-    device = torch.device("cuda", torch.cuda.current_device())
-    bandwidth = read_bandwidth.measure(4.0)
-    results.set(bandwidth_gb_s={key: round(value) for key, value in bandwidth.items()})
+    results = command.begin(args, "draft_sampler", WEIGHTS, table)
+    device = command.device()
+    read_gb_s = command.measure_bandwidth(results, 4.0)
     with torch.no_grad():
         for vocab, num_ranks in args.shapes:
             tensors = Tensors(vocab, device)
@@ -249,12 +236,11 @@ def main() -> int:
                 for batch, walks in itertools.product(args.batches, args.walks):
                     ours, standard = Ours(tensors, num_ranks, batch, greedy, walks), Standard(tensors, batch, greedy)
                     off_ms, on_ms, wrong = measure(ours, standard, args.groups, args.group_ms)
-                    floor_ms = floors.floor_ms(floor_bytes(vocab, batch), bandwidth["read_gb_s"])
+                    floor_ms = floors.floor_ms(floor_bytes(vocab, batch), read_gb_s)
                     row = results.add(**row_of(vocab, num_ranks, batch, greedy, walks, off_ms, on_ms, floor_ms, wrong))
                     what = f"{vocab}x{num_ranks}, {row['mode']}, batch {batch}, {walks} walks"
                     deadline.say(f"{what}: ratio {row['ratio']}; {'; '.join(wrong[:3]) or 'output checked'}")
-    print(table(results.content))
-    return 1 if any(row["problems"] for row in results.content["rows"]) else 0
+    return command.end(results, table)
 
 
 if __name__ == "__main__":
