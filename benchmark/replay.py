@@ -63,7 +63,8 @@ def plan_of(args: argparse.Namespace, one: Work, made: Setup) -> dict:
 
 
 def sittings(pairs: Sequence[Pair]) -> list[tuple[str, int, list[Pair]]]:
-    """(arm, repeat, what the one server of this arm runs), in the order in which servers stand in turn: both arms of a repeat, one after the other."""
+    """(arm, repeat, what the one server of this arm runs), in the order in which servers stand in turn: both arms of a repeat, one after the
+    other."""
     repeats = sorted({repeat for _, repeat, _ in pairs})
     of_repeat = {repeat: [pair for pair in pairs if pair[1] == repeat] for repeat in repeats}
     return [(name, repeat, of_repeat[repeat]) for repeat in repeats for name in of_repeat[repeat][0][0].order(repeat)]

@@ -1,7 +1,7 @@
 """DeepSeek-V4.1's DSpark draft in SGLang's own classes, without layers: a rank's part of it.
 
-Exact: the rows of hidden states have a root mean square of 1, each row of the LM head has one column, and the Markov weights have few bits. So no order of
-adding matters, and comparisons are of bits.
+Exact: the rows of hidden states have a root mean square of 1, each row of the LM head has one column, and the Markov weights have few bits. So no
+order of adding matters, and comparisons are of bits.
 """
 
 from __future__ import annotations

@@ -129,8 +129,8 @@ def warm(*arms: Arm, longest: int, widths: int, vocab: int) -> None:
 
 @dataclass(frozen=True)
 class Account:
-    """What a server says of itself, also when it is gone. counts: whether it exports the plugin's counters. startup: what the plugin logged at its start,
-    where the log is ours."""
+    """What a server says of itself, also when it is gone. counts: whether it exports the plugin's counters. startup: what the plugin logged at its
+    start, where the log is ours."""
 
     info: dict
     counts: bool

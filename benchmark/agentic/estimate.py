@@ -14,8 +14,8 @@ from benchmark.traces.schema import Request, Trace
 
 @dataclass(frozen=True)
 class Speed:
-    """Of the slower arm. gap_ms: between a session's tokens, by sessions at once. prefill_tok_s: of all sessions together. start_s: of a server until it
-    is ready. said: where these are from."""
+    """Of the slower arm. gap_ms: between a session's tokens, by sessions at once. prefill_tok_s: of all sessions together. start_s: of a server until
+    it is ready. said: where these are from."""
 
     gap_ms: dict[int, float]
     prefill_tok_s: float

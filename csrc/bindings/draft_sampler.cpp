@@ -54,9 +54,9 @@ void bind_draft_sampler(py::module_& m) {
   py::class_<abi::DraftSamplerParams> params(a, "DraftSamplerParams");
   params.def(py::init([] { return abi::DraftSamplerParams{}; }))
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::DraftSamplerParams::name)
-      SGL_FIELD(batch) SGL_FIELD(gamma) SGL_FIELD(max_batch) SGL_FIELD(hidden) SGL_FIELD(k_panel) SGL_FIELD(tiles_at_once) SGL_FIELD(vocab) SGL_FIELD(has_norm)
-      SGL_FIELD(rms_eps) SGL_FIELD(greedy) SGL_FIELD(num_ranks) SGL_FIELD(num_local_ranks) SGL_FIELD(first_rank) SGL_FIELD(max_units)
-      SGL_FIELD(shared) SGL_FIELD(anchor_stride) SGL_FIELD(rounds_bias)
+      SGL_FIELD(batch) SGL_FIELD(gamma) SGL_FIELD(max_batch) SGL_FIELD(hidden) SGL_FIELD(k_panel) SGL_FIELD(tiles_at_once) SGL_FIELD(vocab)
+      SGL_FIELD(has_norm) SGL_FIELD(rms_eps) SGL_FIELD(greedy) SGL_FIELD(num_ranks) SGL_FIELD(num_local_ranks) SGL_FIELD(first_rank)
+      SGL_FIELD(max_units) SGL_FIELD(shared) SGL_FIELD(anchor_stride) SGL_FIELD(rounds_bias)
       SGL_FIELD(deadline_ns) SGL_FIELD(noise_key)
 #undef SGL_FIELD
       .def_property("step_logits_type", [](const abi::DraftSamplerParams& p) { return static_cast<int32_t>(p.step_logits_type); },

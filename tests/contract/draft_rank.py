@@ -3,7 +3,8 @@ really share. Every rank runs every scenario and leaves what came of each in FOL
 
     python draft_rank.py NUM_RANKS FOLDER DEVICE
 
-DEVICE is cpu, or cuda: ranks share the GPUs there are, in turns of the driver where several have one. The processes part once SGLang's models are imported, which takes longer than all scenarios.
+DEVICE is cpu, or cuda: ranks share the GPUs there are, in turns of the driver where several have one. The processes part once SGLang's models are
+imported, which takes longer than all scenarios.
 """
 
 import datetime
@@ -72,10 +73,9 @@ class Rank:
         if change:
             exchange = ranks.exchange
             ranks = types.SimpleNamespace(**vars(ranks) | {"exchange": lambda claim: exchange(change(claim))})
-        return DraftProposal(
-            self.model, deadline_s, GRID, lambda model: [*reasons, *deepseek_v4_reasons(model, self.place.num_ranks)], deepseek_v4_parts, most_requests,
-            ranks, EmulationOptions(planted=planted),
-        )  # fmt: skip
+        reasons_of = lambda model: [*reasons, *deepseek_v4_reasons(model, self.place.num_ranks)]  # noqa: E731
+        options = EmulationOptions(planted=planted)
+        return DraftProposal(self.model, deadline_s, GRID, reasons_of, deepseek_v4_parts, most_requests, ranks, options)
 
     def sampler(self, greedy, proposal=None, gamma=GAMMA):
         return dspark_draft_sampler.DsparkDraftSampler(

@@ -1,4 +1,5 @@
-"""DeepSeek-V4.1's draft: SGLang's draft sampler with and without the plugin's proposal, on one rank, and SGLang's sharded steps against virtual ranks.
+"""DeepSeek-V4.1's draft: SGLang's draft sampler with and without the plugin's proposal, on one rank, and SGLang's sharded steps against virtual
+ranks.
 
 Oracles: DsparkDraftSampler and draft_markov_block with SGLang's own DSparkV4MarkovHead, of several ranks in threads that gather from each other.
 """

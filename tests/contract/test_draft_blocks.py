@@ -1,9 +1,9 @@
 """Random blocks of draft_sampler against SGLang's own: tokens, step logits and noise offsets bit by bit behind the kernel's base logits.
 
 Oracle: draft_markov_block with SGLang's DeepSeek head (fp32 step logits) and its dense one (bf16), temperatures as resolve_draft_params makes them of
-requests. In emulation, where a GPU is on it. Base logits are of few values and many, with ties, equal and duplicate maxima, infinities, NaN, subnormal
-and largest finite values; temperatures 0 (top-k 1), 1e-5 to 2; any number of requests. A row of markov_w1 has one column, so that no order of adding
-matters and the bias needs rounding; seven in eight biases are 0, so that ties stay.
+requests. In emulation, where a GPU is on it. Base logits are of few values and many, with ties, equal and duplicate maxima, infinities, NaN,
+subnormal and largest finite values; temperatures 0 (top-k 1), 1e-5 to 2; any number of requests. A row of markov_w1 has one column, so that no order
+of adding matters and the bias needs rounding; seven in eight biases are 0, so that ties stay.
 
 `--draft-blocks 100000` runs as many; by default 1500 do, of which 8 have DeepSeek's vocabulary of 129280.
 """
@@ -97,7 +97,8 @@ def sampling(batch: int, generator: torch.Generator) -> torch.Tensor:
     temperatures = 10.0 ** (torch.rand(batch, 1, generator=generator) * 5.31 - 5.0)
     top_ks = torch.where(torch.rand(batch, generator=generator) < 1 / 3, 1, 50)
     temperatures[torch.rand(batch, generator=generator) < 0.1] = 0.0  # below what SGLang samples at
-    return resolve_draft_params(sampling_info=types.SimpleNamespace(temperatures=temperatures, top_ks=top_ks), bs=batch, device="cpu").step_temperatures
+    asked = types.SimpleNamespace(temperatures=temperatures, top_ks=top_ks)
+    return resolve_draft_params(sampling_info=asked, bs=batch, device="cpu").step_temperatures
 
 
 @dataclasses.dataclass

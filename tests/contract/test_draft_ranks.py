@@ -1,5 +1,6 @@
-"""draft_sampler's ranks as processes over gloo and memory that they really share, in emulation: the proposals of SGLang's sharded steps, and ranks that
-differ, keep SGLang's proposal, miss the self-check and die together. What each process does: draft_rank.py. Where a GPU is, the same on it: -k cuda.
+"""draft_sampler's ranks as processes over gloo and memory that they really share, in emulation: the proposals of SGLang's sharded steps, and ranks
+that differ, keep SGLang's proposal, miss the self-check and die together. What each process does: draft_rank.py. Where a GPU is, the same on it: -k
+cuda.
 
 Oracle: SGLang's draft sampler on the same ranks, which gathers logits and candidates over gloo.
 """

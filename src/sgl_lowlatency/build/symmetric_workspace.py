@@ -27,7 +27,8 @@ WHAT = "symmetric workspace"
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What the ranks must have in common, and the layout that follows from it. spec: its identity. plan_hash: of the static plans. grid: blocks a rank. widths: rows of steps."""
+    """What the ranks must have in common, and the layout that follows from it. spec: its identity. plan_hash: of the static plans. grid: blocks a
+    rank. widths: rows of steps."""
 
     spec: str
     plan_hash: str

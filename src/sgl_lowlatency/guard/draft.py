@@ -1,8 +1,8 @@
 """Why a DSpark draft keeps SGLang's proposal, in part or at all: no reason to refuse the server.
 
-Duck-typed, as guard/model.py. Read from sglang 0.5.23. models/dspark.py: a dense draft's hidden states are normed already, its head is the target's, its
-Markov bias a product with markov_w2. models/deepseek_v4_dspark.py: the proposal norms them, step logits are fp32 sums. Of several ranks each has rows
-of the LM head, and all of markov_w2. Gated and RNN heads, quantised ones and those of muP targets do more.
+Duck-typed, as guard/model.py. Read from sglang 0.5.23. models/dspark.py: a dense draft's hidden states are normed already, its head is the target's,
+its Markov bias a product with markov_w2. models/deepseek_v4_dspark.py: the proposal norms them, step logits are fp32 sums. Of several ranks each has
+rows of the LM head, and all of markov_w2. Gated and RNN heads, quantised ones and those of muP targets do more.
 """
 
 from __future__ import annotations

@@ -81,12 +81,12 @@ def shared_step_logits(ranks: MappedWorkspaces, like: torch.Tensor) -> torch.Ten
 class DraftSampler:
     """Owns the workspace of the kernel and what outlives its launches, and launches it.
 
-    shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on
-    blocks_per_rank blocks, as every rank has. peers: the other ranks', by rank. ranks: the workspaces of a draft_layout that this rank, of one shard,
-    shares with processes of the others, instead of peers and first_rank; its step_logits lie in its own. has_long_walks: where K is in several panels, one
-    walk through it serves several tiles of a pair of warps; without, for comparison, one. step_dtype: float32, or bfloat16 for drafts whose step logits are
-    bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of
-    every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
+    shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on blocks_per_rank
+    blocks, as every rank has. peers: the other ranks', by rank. ranks: the workspaces of a draft_layout that this rank, of one shard, shares with
+    processes of the others, instead of peers and first_rank; its step_logits lie in its own. has_long_walks: where K is in several panels, one walk
+    through it serves several tiles of a pair of warps; without, for comparison, one. step_dtype: float32, or bfloat16 for drafts whose step logits
+    are bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does.
+    deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(

@@ -26,9 +26,9 @@ pack_rendezvous = _C.pack_rendezvous
 class MappedWorkspaces:
     """One workspace a rank, mapped here.
 
-    rank: the first of this process's ranks. addresses: of every rank's workspace, in this process. layout: what all of them have, abi::SymmetricLayout
-    or of a draft abi::DraftLayout.
-    multicast: an address whose stores reach all of them, or 0. owner: what keeps the mappings alive.
+    rank: the first of this process's ranks. addresses: of every rank's workspace, in this process. layout: what all of them have,
+    abi::SymmetricLayout or of a draft abi::DraftLayout. multicast: an address whose stores reach all of them, or 0. owner: what keeps the mappings
+    alive.
     """
 
     rank: int

@@ -26,8 +26,8 @@ DraftLaunch = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.T
 
 @dataclasses.dataclass(frozen=True)
 class DraftParts:
-    """What the kernel reads of a draft, in place. first_token: the rank's first id of the vocabulary. head: its rows, and maybe padding. markov_w2: its
-    rows. step_dtype: of step logits. has_fused_greedy: as DraftSampler's."""
+    """What the kernel reads of a draft, in place. first_token: the rank's first id of the vocabulary. head: its rows, and maybe padding. markov_w2:
+    its rows. step_dtype: of step logits. has_fused_greedy: as DraftSampler's."""
 
     weights: DraftWeights
     first_token: int
@@ -39,8 +39,8 @@ class DraftParts:
 
 @dataclasses.dataclass(frozen=True)
 class DraftRanks:
-    """A rank's place among several. exchange: sends JSON values to all ranks and returns theirs, in rank order. meet: (what the kernel is built for, by
-    name) -> the workspaces of all ranks. All ranks call either together."""
+    """A rank's place among several. exchange: sends JSON values to all ranks and returns theirs, in rank order. meet: (what the kernel is built for,
+    by name) -> the workspaces of all ranks. All ranks call either together."""
 
     rank: int
     num_ranks: int
@@ -67,9 +67,9 @@ class KeptForward:
 
 
 class DraftProposal(KeptForward):
-    """What the spec of a DSpark draft builds. grid: blocks of a launch. reasons_of: why the draft, with its LM head attached, keeps SGLang's proposal.
-    parts_of: what the kernel reads of it. most_of: (gamma, max_batch) -> requests of the largest launch, 0 for none. ranks: of a draft that several
-    share, None: there is one. emulation: of a model on the CPU."""
+    """What the spec of a DSpark draft builds. grid: blocks of a launch. reasons_of: why the draft, with its LM head attached, keeps SGLang's
+    proposal. parts_of: what the kernel reads of it. most_of: (gamma, max_batch) -> requests of the largest launch, 0 for none. ranks: of a draft that
+    several share, None: there is one. emulation: of a model on the CPU."""
 
     def __init__(
         self,
@@ -160,16 +160,16 @@ class DraftProposal(KeptForward):
         parts, mapped = self._parts_of(self._model), None
         if self._ranks is not None:
             mapped = self._meet(parts, gamma, most, noise.key, step_logits)
-        shard = DraftShard(
-            parts.first_token, parts.head, parts.markov_w2, draft_tokens[: most * gamma], noise.offset, None if step_logits is None else step_logits[:most]
-        )
+        logits = None if step_logits is None else step_logits[:most]
+        shard = DraftShard(parts.first_token, parts.head, parts.markov_w2, draft_tokens[: most * gamma], noise.offset, logits)
         return DraftSampler(
             parts.weights, [shard], gamma, most, parts.head.device, self._grid, self._deadline_s, parts.step_dtype, noise.key,
             has_fused_greedy=parts.has_fused_greedy, emulation=self._emulation, ranks=mapped,
         )  # fmt: skip
 
     def _meet(self, parts: DraftParts, gamma: int, most: int, noise_key: int, step_logits: torch.Tensor | None) -> MappedWorkspaces:
-        """The ranks' workspaces. SGLang's step logits move into this rank's: the other ranks store theirs there, and nothing is copied behind a launch."""
+        """The ranks' workspaces. SGLang's step logits move into this rank's: the other ranks store theirs there, and nothing is copied behind a
+        launch."""
         mapped = self._ranks.meet(
             vocab=parts.weights.markov_w1.shape[0], hidden=parts.head.shape[1], gamma=gamma, max_batch=most, grid=self._grid,
             step_dtype=str(parts.step_dtype).removeprefix("torch."), has_norm=parts.weights.norm is not None, rms_eps=parts.weights.rms_eps,

@@ -24,8 +24,8 @@ MOST_TOLD = 20  # misses that a rank tells the others of
 
 @dataclasses.dataclass(frozen=True)
 class _Proposal:
-    """What the kernel made of a batch. tokens: int64 [batch, gamma], in the vocabulary. wanted: float32 [gamma, batch, columns of the rank], base plus
-    bias as SGLang adds them behind the kernel's tokens, not rounded. at: float32 [batch]. offset: of the noise."""
+    """What the kernel made of a batch. tokens: int64 [batch, gamma], in the vocabulary. wanted: float32 [gamma, batch, columns of the rank], base
+    plus bias as SGLang adds them behind the kernel's tokens, not rounded. at: float32 [batch]. offset: of the noise."""
 
     tokens: torch.Tensor
     wanted: torch.Tensor
@@ -34,8 +34,8 @@ class _Proposal:
 
 
 class DraftCheck:
-    """Runs proposals on inputs of its own, and leaves SGLang's buffers as it found them. exchange: sends JSON values to all ranks that share the draft and
-    returns theirs, in rank order; None: there is one."""
+    """Runs proposals on inputs of its own, and leaves SGLang's buffers as it found them. exchange: sends JSON values to all ranks that share the
+    draft and returns theirs, in rank order; None: there is one."""
 
     def __init__(
         self, sampler: DraftSampler, model: Any, noise: Any, draft_tokens: torch.Tensor, step_logits: torch.Tensor | None, temperatures: torch.Tensor,

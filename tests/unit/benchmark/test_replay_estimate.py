@@ -48,8 +48,9 @@ def test_the_line_counts_starts_and_runs(tmp_path):
     each = 100 * 5.5e-3 + 1.0 + 3.0, 100 * 5.9e-3 + 1.0 + 3.0
     for args, starts in ((arguments(), 6), (arguments(in_turn=False), 2), (arguments(off_url="u"), 0)):
         minutes = (6 * sum(each) + starts * 45) / 60
+        started = f"{starts} starts of 45 s and " if starts else ""
         line = estimate.words(args, works, "qwen3-8b")
-        assert line.startswith(f"about {minutes:.0f} min: " + (f"{starts} starts of 45 s and " if starts else "") + "12 runs of 5 to 5 s (5.5 to 8 ms")
+        assert line.startswith(f"about {minutes:.0f} min: {started}12 runs of 5 to 5 s (5.5 to 8 ms")
     scenario = estimate.words(arguments(mode="scenario-timing", driver="aiperf", repeats=1, duration=120), works, "qwen3-30b-a3b")
     assert scenario.startswith("about 17 min: 2 starts of 80 s and 4 runs of 210 to 210 s (4.1 to 9.7 ms a token")
     assert estimate.words(arguments(smoke=True), works, "tiny").startswith("no estimate")

@@ -21,7 +21,9 @@ constexpr int32_t kLatentPitch = kMarkovRank * 2 + kPanelPadBytes;  // bytes of 
 constexpr int32_t kCandidateWords = 2;                               // of one candidate: key (ordered_key), token id
 
 // N tiles of the LM head's MMA for so many rows: one of those that instances have.
-SGL_ABI_FUNCTION int32_t draft_row_tiles(int32_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 24 ? 3 : rows <= 40 ? 5 : kMaxDraftRows / 8; }
+SGL_ABI_FUNCTION int32_t draft_row_tiles(int32_t rows) {
+  return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 24 ? 3 : rows <= 40 ? 5 : kMaxDraftRows / 8;
+}
 
 // Tiles of the LM head whose sums a pair has registers for, of so many N tiles.
 SGL_ABI_FUNCTION int32_t most_tiles_at_once(int32_t row_tiles) { return row_tiles < 5 ? 4 : row_tiles == 5 ? 2 : 1; }

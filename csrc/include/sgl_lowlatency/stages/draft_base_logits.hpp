@@ -109,8 +109,8 @@ SGL_UNROLL
   }
 }
 
-// Entry: all consumer threads. kNTiles: of 8 rows, enough for all. kAtOnce: p.tiles_at_once. Ends with a consumer barrier, which publishes the block's
-// base logits to its own threads; nobody else reads them in this launch.
+// Entry: all consumer threads. kNTiles: of 8 rows, enough for all. kAtOnce: p.tiles_at_once. Ends with a consumer barrier, which publishes the
+// block's base logits to its own threads; nobody else reads them in this launch.
 template <int32_t kNTiles, int32_t kAtOnce>
 SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s) {
   const DraftBlock b = draft_block(p);

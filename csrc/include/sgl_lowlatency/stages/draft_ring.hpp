@@ -45,8 +45,8 @@ struct DraftWalk {
     const int32_t left = num_tiles - first - pair;
     return left <= 0 ? 0 : min_int(ceil_div(left, abi::kDraftPairs), at_once);
   }
-  // What passed through the pair's stages in front of tile `turn` of a panel that begins with stage `panel_begin` of K and has panel_stages. `of`: the
-  // pair's tiles.
+  // What passed through the pair's stages in front of tile `turn` of a panel that begins with stage `panel_begin` of K and has panel_stages. `of`:
+  // the pair's tiles.
   SGL_DEVICE int32_t count(int32_t of, int32_t panel_begin, int32_t panel_stages, int32_t turn) const {
     return first / abi::kDraftPairs * stages_k + panel_begin * of + turn * panel_stages;
   }

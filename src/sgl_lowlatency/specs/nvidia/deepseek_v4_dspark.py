@@ -1,7 +1,7 @@
 """DeepSeek-V4.1 on NVIDIA with draft_sampler: its DSPARK draft's proposals, and a target that keeps SGLang's forward in every step.
 
-SGLang asks for a draft's spec only where the target has one. The target's covers no width and touches nothing; without proposals to make the flag would
-be of no use, so a server that has none is refused. TP 1, 2, 4 and 8: guard/draft.py says which splits of the vocabulary the draft may have.
+SGLang asks for a draft's spec only where the target has one. The target's covers no width and touches nothing; without proposals to make the flag
+would be of no use, so a server that has none is refused. TP 1, 2, 4 and 8: guard/draft.py says which splits of the vocabulary the draft may have.
 """
 
 from __future__ import annotations
