@@ -5,7 +5,7 @@ requests. In emulation, where a GPU is on it. Base logits are of few values and 
 subnormal and largest finite values; temperatures 0 (top-k 1), 1e-5 to 2; any number of requests. A row of markov_w1 has one column, so that no order
 of adding matters and the bias needs rounding; seven in eight biases are 0, so that ties stay.
 
-`--draft-blocks 100000` runs as many; by default 1500 do, of which 8 have DeepSeek's vocabulary of 129280.
+`--draft-blocks 100000` runs as many; by default 1500 do, and 2 that have DeepSeek's vocabulary of 129280.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HIDDEN, GAMMA, MAX_BATCH = 64, 5, 16
-LARGE_VOCAB, LARGE_SHARE = 129280, 1000  # one block of so many has it
+LARGE_VOCAB, LARGE_SHARE = 129280, 1000  # beside so many blocks there is one of it
 HUGE = 3.0e38  # twice as much is infinite
 TIE_TO_HIGHER_ID, NOISE_OF_NEXT_ROW, STALE_NOISE, UNROUNDED_BIAS = 15, 28, 27, 31  # dialect::Planted
 
@@ -207,8 +207,8 @@ def test_random_blocks(request):
 
 
 def test_random_blocks_of_the_real_vocabulary(request):
-    blocks = max(request.config.getoption("--draft-blocks") // LARGE_SHARE, 8)
-    cases = [Case(LARGE_VOCAB, 4, 16, max_batch=4), Case(LARGE_VOCAB, 1, 64, max_batch=4)]
+    blocks = max(request.config.getoption("--draft-blocks") // LARGE_SHARE, 2)
+    cases = [Case(LARGE_VOCAB, 4, 16, max_batch=2)] + [Case(LARGE_VOCAB, 1, 64, max_batch=2)] * (blocks > 2)
     done, found, _ = run_blocks(cases, blocks, first=1000)
     assert found == []
     assert done >= blocks
