@@ -21,6 +21,10 @@
 #                     400 s: first 3 turns at half their length, contexts of 6k to 18k, by the direct driver, which needs no package and
 #                     no network. REPLAY_ARGS stands for `--model qwen3-8b --scale 0.5`: with `--scale 1` contexts reach 32k and the
 #                     sessions take twice the time; on a CPU `--smoke --scale 0.02`
+#          replay-moe   Qwen3-30B-A3B, contexts of up to 64k, servers in turn: two starts a repeat, so a call of 580 s has one repeat, and the same
+#                     call on the same host goes on with the next (about 19 min in all)
+#          replay-aiperf, replay-scenario  Qwen3-8B by aiperf, from the wheels in WHEELS, a folder; scenario: with thinking time, 120 s a run at 1
+#                     and 4 (about 16 min each: calls of 580 s that go on). `benchmark.replay … --dry-run` tells what its arguments take
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
 # PYTHONPATH must lead to the installed package; `python3` must be the one with SGLang. DEADLINE (s, default 580) is the whole
@@ -50,14 +54,14 @@ phase() {  # NAME MODULE ARGUMENTS...: run one script; its last 45 lines go to t
   return $code
 }
 
-replay() {  # its folder travels as one file; benchmark.report makes the page from it where matplotlib is
-  local runs=$work/replay-runs limit code=0; limit=$(left)
+replay() {  # NAME REPORT ARGUMENTS...: its folder travels as one file; benchmark.report makes the page from it where matplotlib is
+  local name=$1 report=$2 runs=$work/$1-runs limit code=0; limit=$(left)
+  shift 2
   [ "$limit" -gt "${REPLAY_S:-400}" ] && limit=${REPLAY_S:-400}
-  # shellcheck disable=SC2086 # REPLAY_ARGS are words
-  phase replay replay ${REPLAY_ARGS:---model qwen3-8b --scale 0.5} --driver direct --out "$runs" --deadline "$limit" --per-lane 1 --turns 3 \
-    --peak 32768 --pool-tokens 196608 --beside random-8k-1k || code=1
-  cp "$runs/report.json" "$out/replay-qwen3-8b.json" && cp "$runs/random-8k-1k/report.json" "$out/random-8k-1k-qwen3-8b.json" || code=1
-  tar -C "$runs" -czf "$out/replay-runs.tgz" --exclude=traces/all . || code=1
+  phase "$name" replay "$@" --out "$runs" --deadline "$limit" || code=1
+  cp "$runs/report.json" "$out/$report.json" || code=1
+  if [ -d "$runs/random-8k-1k" ]; then cp "$runs/random-8k-1k/report.json" "$out/${report/replay/random-8k-1k}.json" || code=1; fi
+  tar -C "$runs" -czf "$out/$name-runs.tgz" --exclude=traces/all . || code=1
   return $code
 }
 
@@ -84,7 +88,19 @@ for name in "$@"; do
       refusals=$!
       phase scenarios serve.scenarios || status=1
       wait $refusals || status=1 ;;
-    replay) replay || status=1 ;;
+    replay)
+      # shellcheck disable=SC2086 # REPLAY_ARGS are words
+      replay replay replay-qwen3-8b ${REPLAY_ARGS:---model qwen3-8b --scale 0.5} --driver direct --per-lane 1 --turns 3 --peak 32768 \
+        --pool-tokens 196608 --beside random-8k-1k || status=1 ;;
+    replay-moe)
+      REPLAY_S=${REPLAY_S:-570} replay replay-moe replay-qwen3-30b-a3b --model qwen3-30b-a3b --in-turn --driver direct --per-lane 1 --turns 3 \
+        --peak 65536 --pool-tokens 524288 --beside random-8k-1k || status=1 ;;
+    replay-aiperf)
+      REPLAY_S=${REPLAY_S:-570} replay replay-aiperf replay-aiperf-qwen3-8b --model qwen3-8b --aiperf-wheels "$WHEELS" --scale 0.5 \
+        --per-lane 1 --turns 3 --peak 32768 --pool-tokens 196608 || status=1 ;;
+    replay-scenario)
+      REPLAY_S=${REPLAY_S:-570} replay replay-scenario replay-scenario-qwen3-8b --model qwen3-8b --aiperf-wheels "$WHEELS" \
+        --mode scenario-timing --duration 120 --scale 0.5 --peak 32768 --pool-tokens 196608 --concurrency 1,4 --repeats 1 || status=1 ;;
     hang) PYTHONPATH=$SITE_PLANTED:${PYTHONPATH:-} phase hang serve.hang || status=1 ;;
     *) echo "no phase $name" >&2; exit 2 ;;
   esac

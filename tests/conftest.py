@@ -12,6 +12,8 @@ def pytest_addoption(parser):
         help="adversarial schedules of test_epilogue_multicast.py in all; 10 000 take about two minutes",
     )
     parser.addoption("--amd-servers", action="store_true", help="serve a MoE and a faulty model with k1 and k2 too, and a dense one's verify steps: 3 min")
+    parser.addoption("--draft-blocks", type=int, default=1500, help="random blocks of test_draft_blocks.py in all; 100 000 take minutes")
+    parser.addoption("--draft-ranks", action="store_true", help="test_draft_ranks.py with four processes beside two: a minute more")
     parser.addoption("--parallel-servers", action="store_true", help="serve dense, MoE and faulty models on two ranks: 5 min")
     parser.addoption("--parallel-schedules", type=int, default=180, help="adversarial schedules of test_parallel_step.py in all; 180 take 10 s")
 

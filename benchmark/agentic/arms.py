@@ -81,14 +81,29 @@ def launch_arguments(setup_arguments: list[str], name: str) -> list[str]:
 @contextlib.contextmanager
 def started(made: Setup, logs: Path, limit_s: float, say: Callable[[str], None]) -> Iterator[tuple[Arm, Arm]]:
     """(off, on), both ready, started together; stopped at the end of the block, killed on an exception. Raises ServerFailed."""
-    logs.mkdir(parents=True, exist_ok=True)
-    warming = warm_kernels.start(made.kernels_of, [], algorithm=None, work=logs) if made.kernels_of else []
+    with _up(made, {OFF: logs / f"{OFF}.log", ON: logs / f"{ON}.log"}, limit_s, say, compiles=True) as (off, on):
+        yield off, on
+
+
+@contextlib.contextmanager
+def alone(made: Setup, name: str, log: Path, limit_s: float, say: Callable[[str], None], *, compiles: bool) -> Iterator[Arm]:
+    """The same of one arm. compiles: kernels that are compiled at a first start, beside it."""
+    with _up(made, {name: log}, limit_s, say, compiles=compiles) as (arm,):
+        yield arm
+
+
+@contextlib.contextmanager
+def _up(made: Setup, logs: dict[str, Path], limit_s: float, say: Callable[[str], None], *, compiles: bool) -> Iterator[list[Arm]]:
+    for log in logs.values():
+        log.parent.mkdir(parents=True, exist_ok=True)
+    folder = next(iter(logs.values())).parent
+    warming = warm_kernels.start(made.kernels_of, [], algorithm=None, work=folder) if made.kernels_of and compiles else []
     with contextlib.ExitStack() as stack:
         # SGLang leaves its sockets and counters' files behind; the path of a socket must be short
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="sgl-lowlatency-", ignore_cleanup_errors=True))
         arms, environment = [], made.environment | {"TMPDIR": scratch}
-        for name in (OFF, ON):
-            process = ServerProcess(launch_arguments(made.arguments, name), server_setup.free_port(), logs / f"{name}.log", environment)
+        for name, log in logs.items():
+            process = ServerProcess(launch_arguments(made.arguments, name), server_setup.free_port(), log, environment)
             stack.enter_context(running(process))
             arms.append(Arm(name, process.url, Client(process.port, timeout_s=3600), process))
             say(f"{name}: starting SGLang at {process.url}, log in {process.log.name}")
@@ -97,52 +112,67 @@ def started(made: Setup, logs: Path, limit_s: float, say: Callable[[str], None])
             say(f"{arm.name}: ready")
         if warming:
             say("kernels: " + warm_kernels.finish(warming, limit_s=WARM_LIMIT_S))
-        yield arms[0], arms[1]
+        yield arms
         for arm in arms:  # asked together, they end side by side
             arm.process.request_stop()
 
 
-def warm(off: Arm, on: Arm, *, longest: int, widths: int, vocab: int) -> None:
+def warm(*arms: Arm, longest: int, widths: int, vocab: int) -> None:
     """Runs what a measurement must not be the first to run: steps of 1 to `widths` requests, a prompt of `longest` tokens and its return
     from the prefix cache. Raises RuntimeError with the server's words."""
-    for arm in (off, on):
+    for arm in arms:
         for width in range(1, widths + 1):
             arm.client.timed([random_prompt(4, vocab=vocab, seed=width * 100 + row) for row in range(width)], 3)
         for _ in range(2):
             arm.client.timed([random_prompt(longest, vocab=vocab, seed=0)], 2)
 
 
-def check(off: Arm, on: Arm) -> dict:
-    """The off server's arguments, when the two can be compared. Raises ArmsRefused with every reason."""
-    left, right = off.info(), on.info()
+@dataclass(frozen=True)
+class Account:
+    """What a server says of itself, also when it is gone. counts: whether it exports the plugin's counters. startup: what the plugin logged at its
+    start, where the log is ours."""
+
+    info: dict
+    counts: bool
+    startup: tuple[str, ...]
+    attached: bool
+
+
+def account_of(arm: Arm) -> Account:
+    """Raises ArmsRefused when the server cannot be reached or exports no metrics."""
+    lines = arm.process.log_text().splitlines() if arm.process else []
+    told = [line[:400] for line in lines if re.search(server.STARTUP, line) and "server_args=" not in line]
+    return Account(arm.info(), bool(arm.counts().seen), tuple(told[:20]), arm.process is None)
+
+
+def compare(off: Account | None, on: Account | None) -> None:
+    """Raises ArmsRefused with every reason why the two cannot be compared; of one alone, what is wrong with it."""
     problems = []
-    if left.get("model_path") != right.get("model_path"):
-        problems.append(f"different models on the arms: {left.get('model_path')} off, {right.get('model_path')} on")
-    if left.get("version") != right.get("version"):
-        problems.append(f"different SGLang on the arms: {left.get('version')} off, {right.get('version')} on")
-    others = sorted((left.keys() | right.keys()) - MAY_DIFFER - NAMED)
-    problems += [f"different {key} on the arms: {left.get(key)} off, {right.get(key)} on" for key in others if left.get(key) != right.get(key)]
-    if left.get(FLAG):
+    if off and on:
+        left, right = off.info, on.info
+        if left.get("model_path") != right.get("model_path"):
+            problems.append(f"different models on the arms: {left.get('model_path')} off, {right.get('model_path')} on")
+        if left.get("version") != right.get("version"):
+            problems.append(f"different SGLang on the arms: {left.get('version')} off, {right.get('version')} on")
+        others = sorted((left.keys() | right.keys()) - MAY_DIFFER - NAMED)
+        problems += [f"different {key} on the arms: {left.get(key)} off, {right.get(key)} on" for key in others if left.get(key) != right.get(key)]
+    if off and off.info.get(FLAG):
         problems.append("the off server has the plugin's flag, --enable-nvidia-megakernel")
-    if not right.get(FLAG):
+    if on and not on.info.get(FLAG):
         problems.append("plugin not active: the on server was started without --enable-nvidia-megakernel")
-    elif not on.counts().seen:
+    elif on and not on.counts:
         problems.append("plugin not active: the on server exports no sgl_lowlatency counters")
-    if off.counts().seen:
+    if off and off.counts:
         problems.append("the off server exports sgl_lowlatency counters: the plugin runs there")
     if problems:
         raise ArmsRefused("\n".join(problems))
-    return left
 
 
 TOLD = ("version", "dtype", "quantization", "kv_cache_dtype", "tp_size", "attention_backend", "page_size", "context_length", "max_total_num_tokens")
 TOLD += ("chunked_prefill_size", "max_running_requests", "speculative_algorithm", "speculative_num_draft_tokens", "disable_radix_cache")
 
 
-def account(off: Arm, on: Arm) -> dict:
-    """What the report says of the servers: arguments that both share, and what the plugin logged at its start where the log is ours.
-    Raises ArmsRefused as `check`."""
-    info = check(off, on)
-    lines = on.process.log_text().splitlines() if on.process else []
-    told = [line[:400] for line in lines if re.search(server.STARTUP, line) and "server_args=" not in line]
-    return {"arguments": {key: info.get(key) for key in TOLD}, "startup": told[:20], "attached": on.process is None}
+def told(off: Account, on: Account) -> dict:
+    """What the report says of the servers: arguments that both share, and what the plugin logged at its start. Raises ArmsRefused as `compare`."""
+    compare(off, on)
+    return {"arguments": {key: off.info.get(key) for key in TOLD}, "startup": list(on.startup), "attached": on.attached}

@@ -111,6 +111,8 @@ def caveats(content: dict) -> list[str]:
         lines.append(f"Simulated acceptance: {plan['simulated_acceptance']:g} tokens a verify step were drawn, not verified; the texts mean nothing.")
     if content["servers"]["attached"]:
         lines.append("The servers were started by the operator: that they share one GPU, and that nothing else runs on it, is the operator's word.")
+    if plan["servers"] == "in turn":
+        lines.append("One server at a time: off and on of a repeat are starts of their own, one after the other, and so is every repeat.")
     lines += bursts(content)
     if content["dirty"]:
         lines.append("The code had uncommitted changes.")

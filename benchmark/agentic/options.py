@@ -58,6 +58,8 @@ def parse(description: str | None, words: list[str] | None) -> argparse.Namespac
     simulated = "draw this mean length of accepted drafts instead of verifying them: speculative servers on random text; the report says so"
     served.add_argument("--simulate-acceptance", type=float, metavar="TOKENS", help=simulated)
     served.add_argument("--start-limit", type=float, default=600, help="seconds a server may take to start")
+    one = "one server at a time, off and on in turn, a start of either for every repeat: of models that do not fit twice beside their caches"
+    served.add_argument("--in-turn", action="store_true", help=one)
     served.add_argument("--off-url", help="attach to this server instead of starting one, with --on-url; both on one GPU of this host")
     served.add_argument("--on-url")
     tool = parser.add_argument_group("aiperf")
@@ -88,6 +90,8 @@ def problem(args: argparse.Namespace) -> str | None:
         return "--off-url and --on-url go together"
     if args.off_url is not None and args.off_url.rstrip("/") == args.on_url.rstrip("/"):
         return "--off-url and --on-url are the same server"
+    if args.off_url is not None and args.in_turn:
+        return "--in-turn starts its servers itself, --off-url attaches to two that stand"
     if args.off_url is not None and (args.smoke or args.server_arg or args.model or args.simulate_acceptance):
         return "--off-url attaches to servers: --smoke, --model, --server-arg and --simulate-acceptance are for servers started here"
     if args.simulate_acceptance is not None and not any("--speculative-algorithm" in word for word in args.server_arg):

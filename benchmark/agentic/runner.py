@@ -60,18 +60,38 @@ class Runner:
             done[name] = self._cell(off if name == OFF else on, repeat, concurrency, first=index == 0)
             ended[name] = time.monotonic()
         time.sleep(max(0.0, ended[ON] + coverage.SETTLE_S - time.monotonic()))
-        gained = on.counts().since(before)
-        if not gained.rows:
-            why = gained.fallbacks or "no fallback counted either"
-            raise arms.ArmsRefused(f"plugin not active: no decode step of r{repeat} c{concurrency} on ran it ({why})")
-        steps = {str(rows): count for rows, count in sorted(gained.executed.items())}
-        done[ON] = dataclasses.replace(done[ON][0], steps=steps, rows=gained.rows, fallbacks=gained.fallbacks), done[ON][1]
+        done[ON] = self._counted(done[ON][0], on.counts().since(before)), done[ON][1]
         for cell, found in done.values():
             cells.save(self.work.out, cell, found)
+        return [line for cell, found in done.values() for line in self._unsent(cell, found)]
+
+    def half(self, arm: Arm, repeat: int, concurrency: int) -> list[str]:
+        """One arm of a pair, of which only the server of this arm stands: runs it, saves it, and returns as `pair`."""
+        first = self.order(repeat)[0] == arm.name
+        if first:
+            cells.clear(self.work.out, repeat, concurrency)
+        before = arm.counts() if arm.name == ON else None
+        cell, found = self._cell(arm, repeat, concurrency, first=first)
+        if before is not None:
+            time.sleep(coverage.SETTLE_S)
+            cell = self._counted(cell, arm.counts().since(before))
+        cells.save(self.work.out, cell, found)
+        return self._unsent(cell, found)
+
+    @staticmethod
+    def _counted(cell: Cell, gained: coverage.Counts) -> Cell:
+        """An on cell with what the plugin counted meanwhile. Raises ArmsRefused when no step ran it."""
+        if not gained.rows:
+            why = gained.fallbacks or "no fallback counted either"
+            raise arms.ArmsRefused(f"plugin not active: no decode step of r{cell.repeat} c{cell.concurrency} on ran it ({why})")
+        steps = {str(rows): count for rows, count in sorted(gained.executed.items())}
+        return dataclasses.replace(cell, steps=steps, rows=gained.rows, fallbacks=gained.fallbacks)
+
+    def _unsent(self, cell: Cell, found: list[Record]) -> list[str]:
         if self._args.mode != FIXED:
             return []
-        lost = [(name, line) for name, (_, found) in done.items() for line in records.missing(found, self.work.at(concurrency))]
-        return [f"{self.work.what} r{repeat} c{concurrency} {name}: {line}" for name, line in lost]
+        lines = records.missing(found, self.work.at(cell.concurrency))
+        return [f"{self.work.what} r{cell.repeat} c{cell.concurrency} {cell.arm}: {line}" for line in lines]
 
     def _cell(self, arm: Arm, repeat: int, concurrency: int, *, first: bool) -> tuple[Cell, list[Record]]:
         """One run, not saved yet, the plugin's counters left out."""

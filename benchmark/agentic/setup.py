@@ -1,4 +1,5 @@
-"""What the two servers are started with: a checkpoint, a named shape of random weights, or the demo's tiny model."""
+"""What the two servers are started with: a checkpoint, a named shape of random weights (for aiperf with a tokenizer made for it), or the demo's tiny
+model."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark import models
-from benchmark.agentic import aiperf_driver, direct_driver
+from benchmark.agentic import aiperf_driver, direct_driver, tokenizer
 from benchmark.serve import server
 from sgl_lowlatency.cli import server_setup
 
@@ -53,16 +54,16 @@ def _model(args: argparse.Namespace, work: Path, context: int, extra: list[str])
         return _smoke(args, work, context, extra)
     if args.model_path is not None:
         return _checkpoint(args, work, context, extra)
-    if args.driver == aiperf_driver.NAME:
-        raise SetupRefused("--model has random weights and no tokenizer, which aiperf needs: use --model-path DIR, or --driver direct")
     shape = models.named_shape(args.model, args.layers)
     shape = dataclasses.replace(shape, max_position=max(shape.max_position, context))
-    path = work / "model"
+    path, has_text = work / "model", args.driver == aiperf_driver.NAME
     if not args.dry_run:
         models.write_model(path, shape)
-    arguments = ["--model-path", str(path), "--skip-tokenizer-init", *_gpu(args, context), *extra]
+        if has_text:
+            tokenizer.write(path, shape.vocab, shape.max_position)
+    arguments = ["--model-path", str(path), *([] if has_text else ["--skip-tokenizer-init"]), *_gpu(args, context), *extra]
     slug = args.model + (f"-{args.layers}-layers" if args.layers else "")
-    return Setup(arguments, server.environment(work), slug, "real-scale random, seed 0", shape.vocab, None, path)
+    return Setup(arguments, server.environment(work), slug, "real-scale random, seed 0", shape.vocab, str(path) if has_text else None, path)
 
 
 def _checkpoint(args: argparse.Namespace, work: Path, context: int, extra: list[str]) -> Setup:

@@ -15,16 +15,14 @@ Exit status: 0 if every case was measured and no check failed.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 import torch
 
 from benchmark.common import deadline
+from benchmark.kernels import command
 from sgl_lowlatency.bench import stats, timing
-from sgl_lowlatency.bench.results import Results
-from sgl_lowlatency.cli.bench import missing, numbers
+from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.bitmap_routing import MAX_EXPERTS, BitmapRouting, Routing
 
@@ -139,34 +137,22 @@ def table(content: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--name", default="kernel-bitmap-routing", help="results file name")
+    parser = command.parser(__doc__, "kernel-bitmap-routing")
     parser.add_argument("--rows", type=numbers(1, min(TILE_ROWS, abi.MAX_ROWS)), default=(1, 2, 4, 8, 16))
     parser.add_argument("--experts", type=numbers(8, MAX_EXPERTS), default=(64, 128, 256, 384))
     parser.add_argument("--top-k", type=int, default=8, help="experts of a row")
     parser.add_argument("--layers", type=int, default=48, help="routings in a graph")
-    parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
-    parser.add_argument("--group-ms", type=float, default=30.0, help="how long each replays")
-    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
-    parser.add_argument("--deadline", type=float, default=300, help="seconds after which everything is killed")
     args = parser.parse_args()
-    if refusal := missing():
-        print(f"bitmap_routing: {refusal}", file=sys.stderr)
+    if command.refused("bitmap_routing"):
         return 2
-    results = Results(
-        args.out, what="kernel", name=args.name, weights=WEIGHTS,
-        command=["python3", "-m", "benchmark.kernels.bitmap_routing", *sys.argv[1:]], commit=args.commit,
-    )  # fmt: skip
-    deadline.watchdog(args.deadline, lambda: print(table(results.content)))
-    device = torch.device("cuda", torch.cuda.current_device())
+    results = command.begin(args, "bitmap_routing", WEIGHTS, table)
+    device = command.device()
     for num_experts in args.experts:
         for rows in args.rows:
             off_ms, on_ms, wrong = Case(rows, num_experts, args.top_k, args.layers, device).measure(args.groups, args.group_ms)
             row = results.add(**row_of(rows, num_experts, args.top_k, args.layers, off_ms, on_ms, wrong))
             deadline.say(f"{num_experts} experts, {rows} rows: ratio {row['ratio']}; {'; '.join(wrong[:3]) or 'output checked'}")
-    print(table(results.content))
-    return 1 if any(row["problems"] for row in results.content["rows"]) else 0
+    return command.end(results, table)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ without git, the size of the panels, and `--once`, which launches a single step 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -17,10 +16,10 @@ import torch
 
 from benchmark import models
 from benchmark.common import deadline
-from sgl_lowlatency.bench import decode_step, read_bandwidth, report
+from benchmark.kernels import command
+from sgl_lowlatency.bench import decode_step, report
 from sgl_lowlatency.bench.inputs import Inputs
-from sgl_lowlatency.bench.results import Results
-from sgl_lowlatency.cli.bench import missing, numbers
+from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.plan.panels import DEFAULT_PANEL_BUDGET_BYTES
 
@@ -41,18 +40,14 @@ def profile_once(shape, settings: decode_step.Settings, device: torch.device) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = decode_step.Settings()
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser = command.parser(__doc__, "kernel-decode-step", groups=default.groups, group_ms=default.group_ms)
     parser.add_argument("--work", type=Path, default=None, help="the scratch folder that gpu_checks.sh names to every script; nothing is written")
-    parser.add_argument("--name", default="kernel-decode-step", help="results file name")
     parser.add_argument("--models", default="qwen3-8b", help=f"comma list out of {', '.join(models.SHAPES)}")
     parser.add_argument("--weights", choices=tuple(decode_step.WEIGHT_FORMATS), default="bf16", help="of the layers' matrices")
     parser.add_argument("--layers", type=int, default=None, help="cut the models to this many layers")
     parser.add_argument("--contexts", type=numbers(1, None), default=default.contexts)
     parser.add_argument("--rows", type=numbers(1, abi.MAX_ROWS), default=default.rows)
-    parser.add_argument("--groups", type=int, default=default.groups, help="times taken of every case")
-    parser.add_argument("--group-ms", type=float, default=default.group_ms, help="how long each replays")
     parser.add_argument(
         "--panel-budget", type=int, default=DEFAULT_PANEL_BUDGET_BYTES, help="bytes of activations in shared memory at a time"
     )
@@ -60,38 +55,25 @@ def main() -> int:
         "--kernel-deadline", type=float, default=default.kernel_deadline_s, help="deadline of every wait in the kernel, s"
     )
     parser.add_argument("--once", action="store_true", help="one launch a case between profiler marks, no measurement")
-    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
-    parser.add_argument("--deadline", type=float, default=300, help="seconds after which everything is killed")
     args = parser.parse_args()
-    if refusal := missing():
-        print(f"decode_step: {refusal}", file=sys.stderr)
+    if command.refused("decode_step"):
         return 2
     settings = decode_step.Settings(
         args.rows, args.contexts, args.groups, args.group_ms, args.kernel_deadline, panel_budget_bytes=args.panel_budget, weights=args.weights
     )
     shapes = {name: models.named_shape(name, args.layers) for name in args.models.split(",")}
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = command.device()
     if args.once:
         deadline.watchdog(args.deadline)
         for shape in shapes.values():
             profile_once(shape, settings, device)
         return 0
-    results = Results(
-        args.out,
-        what="kernel-step",
-        name=args.name,
-        weights=decode_step.WEIGHTS,
-        command=["python3", "-m", "benchmark.kernels.decode_step", *sys.argv[1:]],
-        commit=args.commit,
-    )
-    deadline.watchdog(args.deadline, lambda: print(report.table(results.content)))
-    bandwidth = read_bandwidth.measure()
-    results.set(bandwidth_gb_s={key: round(value) for key, value in bandwidth.items()})
+    results = command.begin(args, "decode_step", decode_step.WEIGHTS, report.table, "kernel-step")
+    read_gb_s = command.measure_bandwidth(results)
     for name, shape in shapes.items():
-        decode_step.measure(name, shape, settings, results, bandwidth["read_gb_s"], device, deadline.say)
+        decode_step.measure(name, shape, settings, results, read_gb_s, device, deadline.say)
         torch.cuda.empty_cache()
-    print(report.table(results.content))
-    return 1 if any(row["problems"] for row in results.content["rows"]) else 0
+    return command.end(results, report.table)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """GPU time of a DSpark draft's proposal at DeepSeek-V4.1's sizes: SGLang's own (off), draft_sampler (on), on the same tensors in one process.
 
-    python3 -m benchmark.kernels.draft_sampler --out OUT [--shapes 129280x1,32320x4] [--batches 1,2,4]
+    python3 -m benchmark.kernels.draft_sampler --out OUT [--shapes 129280x1,32320x4] [--batches 1,2,4] [--walks long,short]
 
 A shape is VOCABxRANKS: that many columns of the vocabulary, shared by so many virtual ranks, each on its part of the GPU. 129280x1 is the whole
 proposal on one GPU; 32320x4 reads what one GPU of four reads, with the exchange of four ranks. Off has one rank in both: what its exchange
 between GPUs costs is not in it. Off is the final norm (RMSNorm), the LM head (torch.matmul) and draft_markov_block with DeepSeek's Markov head,
-captured in a graph as SGLang's draft graph holds them. Requests are greedy (arg-max, no step logits) or sample at temperature 1. The graphs are
-replayed back to back between two events, in turn. The floor is the LM head and markov_w2, each read once, at the measured read bandwidth.
+captured in a graph as SGLang's draft graph holds them. Walks: "long" is the kernel as it is served; "short" walks through K anew for every tile of a
+pair of warps where K is in several panels: `--batches 2,4 --walks long,short` tells what long walks are worth. Requests are greedy (arg-max, no step
+logits) or sample at temperature 1. The graphs are replayed back to back between two events, in turn. The floor is the LM head and
+markov_w2, each read once, at the measured read bandwidth.
 
 Checked before the times: base logits through the numerics gate; tokens, step logits and the noise offset bit by bit against SGLang's block behind
 our base logits. Needs torch, SGLang, a GPU and the package.
@@ -17,16 +19,16 @@ Exit status: 0 if every case was measured and no check failed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import types
-from pathlib import Path
 
 import torch
 
 from benchmark.common import deadline
-from sgl_lowlatency.bench import floors, read_bandwidth, stats, timing
-from sgl_lowlatency.bench.results import Results
-from sgl_lowlatency.cli.bench import missing, numbers
+from benchmark.kernels import command
+from sgl_lowlatency.bench import floors, stats, timing
+from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, MAX_BATCH, MAX_RANKS, DraftSampler, DraftShard, DraftWeights
 from sgl_lowlatency.reference import draft_sampler as oracle
 from sgl_lowlatency.reference import gate
@@ -44,6 +46,13 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
             raise argparse.ArgumentTypeError(f"{word!r} is not VOCABxRANKS with 1 to {MAX_RANKS} ranks of a multiple of 4 each")
         shapes.append((int(vocab), int(ranks)))
     return tuple(shapes)
+
+
+def parse_walks(text: str) -> tuple[str, ...]:
+    """A comma list of "long" and "short"."""
+    if not (words := text.split(",")) or set(words) - {"long", "short"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of long and short")
+    return tuple(words)
 
 
 def floor_bytes(vocab: int, batch: int) -> int:
@@ -116,7 +125,7 @@ class Standard:
 class Ours:
     """draft_sampler on virtual ranks that share the GPU."""
 
-    def __init__(self, tensors: Tensors, num_ranks: int, batch: int, greedy: bool) -> None:
+    def __init__(self, tensors: Tensors, num_ranks: int, batch: int, greedy: bool, walks: str) -> None:
         device = tensors.head.device
         part = tensors.vocab // num_ranks
         self.tensors, self.batch = tensors, batch
@@ -132,7 +141,7 @@ class Ours:
         self.shards = [shard(rank * part) for rank in range(num_ranks)]
         blocks = torch.cuda.get_device_properties(device).multi_processor_count // num_ranks
         weights = DraftWeights(tensors.w1, tensors.norm, EPS)
-        self.sampler = DraftSampler(weights, self.shards, GAMMA, batch, device, blocks, deadline_s=5.0, noise_key=KEY)
+        self.sampler = DraftSampler(weights, self.shards, GAMMA, batch, device, blocks, deadline_s=5.0, noise_key=KEY, has_long_walks=walks == "long")
 
     def launch(self) -> None:
         t, rows = self.tensors, self.batch * GAMMA
@@ -183,12 +192,13 @@ def measure(ours: Ours, standard: Standard, groups: int, group_ms: float) -> tup
 
 
 def row_of(
-    vocab: int, num_ranks: int, batch: int, greedy: bool, off_ms: list[float], on_ms: list[float], floor_ms: float, wrong: list[str]
+    vocab: int, num_ranks: int, batch: int, greedy: bool, walks: str, off_ms: list[float], on_ms: list[float], floor_ms: float, wrong: list[str]
 ) -> dict:
     """The results row of one case."""
     return {
         "model": "deepseek-v4.1-dspark", "dtype": "bf16", "tp": num_ranks, "mode": "draft-greedy" if greedy else "draft-sampled",
-        "kernel": "draft_sampler", "metric": "proposal", "batch": batch, "rows": batch * GAMMA, "vocab": vocab, "virtual_ranks": num_ranks,
+        "kernel": "draft_sampler", "metric": "proposal" if walks == "long" else "proposal, short walks", "batch": batch,
+        "rows": batch * GAMMA, "vocab": vocab, "virtual_ranks": num_ranks,
         "floor_ms": round(floor_ms, 6), "off_ms": [round(t, 6) for t in off_ms], "on_ms": [round(t, 6) for t in on_ms], "problems": wrong,
     }  # fmt: skip
 
@@ -196,12 +206,12 @@ def row_of(
 def table(content: dict) -> str:
     """One line a case, times in microseconds."""
     lines = [f"{content['gpu']}, driver {content['driver']}, {content['versions']}"]
-    case, times = f"{'columns':>8} {'ranks':>5} {'mode':>13} {'batch':>5}", f"{'off us':>8} {'on us':>8} {'ratio':>6} {'ci95':>12}"
+    case, times = f"{'columns':>8} {'ranks':>5} {'mode':>13} {'batch':>5} {'walks':>5}", f"{'off us':>8} {'on us':>8} {'ratio':>6} {'ci95':>12}"
     lines.append(f"{case} {times} {'floor us':>8} {'share':>6}  problems")
     for row in content["rows"]:
-        low, high = row["ratio_ci95"]
+        (low, high), walks = row["ratio_ci95"], "short" if "short" in row["metric"] else "long"
         lines.append(
-            f"{row['vocab']:8d} {row['virtual_ranks']:5d} {row['mode']:>13} {row['batch']:5d} {1e3 * stats.median(row['off_ms']):8.2f}"
+            f"{row['vocab']:8d} {row['virtual_ranks']:5d} {row['mode']:>13} {row['batch']:5d} {walks:>5} {1e3 * stats.median(row['off_ms']):8.2f}"
             f" {1e3 * stats.median(row['on_ms']):8.2f} {row['ratio']:6.2f} {f'{low:.2f}..{high:.2f}':>12} {1e3 * row['floor_ms']:8.2f}"
             f" {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
         )
@@ -209,40 +219,28 @@ def table(content: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--name", default="kernel-draft-sampler", help="results file name")
+    parser = command.parser(__doc__, "kernel-draft-sampler")
     parser.add_argument("--shapes", type=parse_shapes, default=((129280, 1), (32320, 4)), help="VOCABxRANKS, comma list")
     parser.add_argument("--batches", type=numbers(1, MAX_BATCH), default=(1, 2, 4), help="requests")
-    parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
-    parser.add_argument("--group-ms", type=float, default=30.0, help="how long each replays")
-    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
-    parser.add_argument("--deadline", type=float, default=300, help="seconds after which everything is killed")
+    parser.add_argument("--walks", type=parse_walks, default=("long",), help="comma list of long and short")
     args = parser.parse_args()
-    if refusal := missing():
-        print(f"draft_sampler: {refusal}", file=sys.stderr)
+    if command.refused("draft_sampler"):
         return 2
-    results = Results(
-        args.out, what="kernel", name=args.name, weights=WEIGHTS,
-        command=["python3", "-m", "benchmark.kernels.draft_sampler", *sys.argv[1:]], commit=args.commit,
-    )  # fmt: skip
-    deadline.watchdog(args.deadline, lambda: print(table(results.content)))
-    device = torch.device("cuda", torch.cuda.current_device())
-    bandwidth = read_bandwidth.measure(4.0)
-    results.set(bandwidth_gb_s={key: round(value) for key, value in bandwidth.items()})
+    results = command.begin(args, "draft_sampler", WEIGHTS, table)
+    device = command.device()
+    read_gb_s = command.measure_bandwidth(results, 4.0)
     with torch.no_grad():
         for vocab, num_ranks in args.shapes:
             tensors = Tensors(vocab, device)
             for greedy in (True, False):
-                for batch in args.batches:
-                    ours, standard = Ours(tensors, num_ranks, batch, greedy), Standard(tensors, batch, greedy)
+                for batch, walks in itertools.product(args.batches, args.walks):
+                    ours, standard = Ours(tensors, num_ranks, batch, greedy, walks), Standard(tensors, batch, greedy)
                     off_ms, on_ms, wrong = measure(ours, standard, args.groups, args.group_ms)
-                    floor_ms = floors.floor_ms(floor_bytes(vocab, batch), bandwidth["read_gb_s"])
-                    row = results.add(**row_of(vocab, num_ranks, batch, greedy, off_ms, on_ms, floor_ms, wrong))
-                    what = f"{vocab}x{num_ranks}, {row['mode']}, batch {batch}"
+                    floor_ms = floors.floor_ms(floor_bytes(vocab, batch), read_gb_s)
+                    row = results.add(**row_of(vocab, num_ranks, batch, greedy, walks, off_ms, on_ms, floor_ms, wrong))
+                    what = f"{vocab}x{num_ranks}, {row['mode']}, batch {batch}, {walks} walks"
                     deadline.say(f"{what}: ratio {row['ratio']}; {'; '.join(wrong[:3]) or 'output checked'}")
-    print(table(results.content))
-    return 1 if any(row["problems"] for row in results.content["rows"]) else 0
+    return command.end(results, table)
 
 
 if __name__ == "__main__":

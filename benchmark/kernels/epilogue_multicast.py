@@ -14,16 +14,14 @@ Needs torch, a GPU and the package. Exit status: 0 if every case was measured an
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 import torch
 
 from benchmark.common import deadline
+from benchmark.kernels import command
 from sgl_lowlatency.bench import stats, timing
-from sgl_lowlatency.bench.results import Results
-from sgl_lowlatency.cli.bench import missing, numbers
+from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.epilogue_multicast import MAX_ROWS, EpilogueMulticast, RankTensors
 from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, virtual_workspaces
 from sgl_lowlatency.reference.gate import figure
@@ -147,28 +145,17 @@ def table(content: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--name", default="kernel-epilogue-multicast", help="results file name")
+    parser = command.parser(__doc__, "kernel-epilogue-multicast", deadline_s=120)
     parser.add_argument("--rows", type=numbers(1, MAX_ROWS), default=(1, 6, 8))
     parser.add_argument("--ranks", type=numbers(1, MAX_RANKS), default=(2, 4))
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--k", type=int, default=4096, help="of all ranks together")
     parser.add_argument("--layers", type=int, default=36, help="layers in a graph")
-    parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
-    parser.add_argument("--group-ms", type=float, default=30.0, help="how long each replays")
-    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
-    parser.add_argument("--deadline", type=float, default=120, help="seconds after which everything is killed")
     args = parser.parse_args()
-    if refusal := missing():
-        print(f"epilogue_multicast: {refusal}", file=sys.stderr)
+    if command.refused("epilogue_multicast"):
         return 2
-    results = Results(
-        args.out, what="kernel", name=args.name, weights=WEIGHTS,
-        command=["python3", "-m", "benchmark.kernels.epilogue_multicast", *sys.argv[1:]], commit=args.commit,
-    )  # fmt: skip
-    deadline.watchdog(args.deadline, lambda: print(table(results.content)))
-    device = torch.device("cuda", torch.cuda.current_device())
+    results = command.begin(args, "epilogue_multicast", WEIGHTS, table)
+    device = command.device()
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     for ranks in args.ranks:
         for rows in args.rows:
@@ -176,8 +163,7 @@ def main() -> int:
             off_ms, on_ms, product_ms, wrong = case.measure(args.groups, args.group_ms)
             row = results.add(**row_of(ranks, rows, args.hidden, args.k, args.layers, off_ms, on_ms, product_ms, wrong))
             deadline.say(f"{ranks} ranks, {rows} rows: ratio {row['ratio']}; {'; '.join(wrong[:3]) or 'output checked'}")
-    print(table(results.content))
-    return 1 if any(row["problems"] for row in results.content["rows"]) else 0
+    return command.end(results, table)
 
 
 if __name__ == "__main__":

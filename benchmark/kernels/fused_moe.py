@@ -15,17 +15,15 @@ Exit status: 0 if every case was measured and no check failed.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from pathlib import Path
 
 import torch
 
 from benchmark.common import deadline
-from sgl_lowlatency.bench import floors, read_bandwidth, stats, timing
-from sgl_lowlatency.bench.results import Results
-from sgl_lowlatency.cli.bench import missing, numbers
+from benchmark.kernels import command
+from sgl_lowlatency.bench import floors, stats, timing
+from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.fused_moe import MAX_ROWS, POINTS, FusedMoe, FusedMoeWeights, RoutingRecord
 from sgl_lowlatency.reference import fused_moe as oracle
 from sgl_lowlatency.reference import gate
@@ -204,37 +202,24 @@ def table(content: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--name", default="kernel-fused-moe", help="results file name")
+    parser = command.parser(__doc__, "kernel-fused-moe", deadline_s=120)
     parser.add_argument("--rows", type=numbers(1, MAX_ROWS), default=(1, 6, 12, 48), help="rows of a launch, comma list")
     parser.add_argument("--inputs", type=int, default=4, help="launches of one graph, each with rows of its own")
-    parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
-    parser.add_argument("--group-ms", type=float, default=30.0, help="how long each replays")
-    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
-    parser.add_argument("--deadline", type=float, default=120, help="seconds after which everything is killed")
     args = parser.parse_args()
-    if refusal := missing():
-        print(f"fused_moe: {refusal}", file=sys.stderr)
+    if command.refused("fused_moe"):
         return 2
-    results = Results(
-        args.out, what="kernel", name=args.name, weights=WEIGHTS,
-        command=["python3", "-m", "benchmark.kernels.fused_moe", *sys.argv[1:]], commit=args.commit,
-    )  # fmt: skip
-    deadline.watchdog(args.deadline, lambda: print(table(results.content)))
-    device = torch.device("cuda", torch.cuda.current_device())
-    bandwidth = read_bandwidth.measure(4.0)
-    results.set(bandwidth_gb_s={key: round(value) for key, value in bandwidth.items()})
+    results = command.begin(args, "fused_moe", WEIGHTS, table)
+    device = command.device()
+    read_gb_s = command.measure_bandwidth(results, 4.0)
     with torch.no_grad():
         weights = random_weights(device)
         for rows in args.rows:
             ours = Ours(weights, rows, args.inputs)
             experts_ms, on_ms, wrong = measure(ours, args.groups, args.group_ms)
-            row = results.add(**row_of(rows, ours.num_active(), experts_ms, on_ms, bandwidth["read_gb_s"], ours.points_us(), wrong))
+            row = results.add(**row_of(rows, ours.num_active(), experts_ms, on_ms, read_gb_s, ours.points_us(), wrong))
             us = 1e3 * stats.median(on_ms)
             deadline.say(f"{rows} rows: {us:.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
-    print(table(results.content))
-    return 1 if any(row["problems"] for row in results.content["rows"]) else 0
+    return command.end(results, table)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,19 @@ Needs torch, a GPU and the package. Exit status: 0 if every case was measured an
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 
 import torch
 
 from benchmark import models
 from benchmark.common import deadline
+from benchmark.kernels import command
 from sgl_lowlatency.bench import decode_step, stats, timing
 from sgl_lowlatency.bench.inputs import Inputs, Pool
 from sgl_lowlatency.bench.results import Results
 from sgl_lowlatency.bench.shapes import Shape
 from sgl_lowlatency.build.device_limits import device_limits
-from sgl_lowlatency.cli.bench import missing, numbers
+from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.decode_step import DecodeStep
 from sgl_lowlatency.kernels.rank_group import MAX_ROWS, MAX_VIRTUAL_RANKS
 from sgl_lowlatency.kernels.virtual_ranks import VirtualRanks, virtual_groups
@@ -150,35 +149,23 @@ def measure(name: str, shape: Shape, settings: decode_step.Settings, ranks_of: t
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = decode_step.Settings()
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--name", default="kernel-virtual-ranks", help="results file name")
+    parser = command.parser(__doc__, "kernel-virtual-ranks", groups=default.groups, group_ms=default.group_ms)
     parser.add_argument("--virtual-ranks", type=numbers(2, MAX_VIRTUAL_RANKS), default=(2, 4))
     parser.add_argument("--models", default="qwen3-8b", help=f"comma list out of {', '.join(models.SHAPES)}")
     parser.add_argument("--layers", type=int, default=None, help="cut the models to this many layers")
     parser.add_argument("--contexts", type=numbers(1, None), default=(1024,))
     parser.add_argument("--rows", type=numbers(1, MAX_ROWS), default=(1, 6, 8))
-    parser.add_argument("--groups", type=int, default=default.groups, help="times taken of every case")
-    parser.add_argument("--group-ms", type=float, default=default.group_ms, help="how long each replays")
-    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
-    parser.add_argument("--deadline", type=float, default=300, help="seconds after which everything is killed")
     args = parser.parse_args()
-    if refusal := missing():
-        print(f"virtual_ranks: {refusal}", file=sys.stderr)
+    if command.refused("virtual_ranks"):
         return 2
     settings = decode_step.Settings(args.rows, args.contexts, args.groups, args.group_ms)
-    results = Results(
-        args.out, what="kernel-step", name=args.name, weights=decode_step.WEIGHTS,
-        command=["python3", "-m", "benchmark.kernels.virtual_ranks", *sys.argv[1:]], commit=args.commit,
-    )  # fmt: skip
-    deadline.watchdog(args.deadline, lambda: print(table(results.content)))
-    device = torch.device("cuda", torch.cuda.current_device())
+    results = command.begin(args, "virtual_ranks", decode_step.WEIGHTS, table, "kernel-step")
+    device = command.device()
     for name in args.models.split(","):
         measure(name, models.named_shape(name, args.layers), settings, args.virtual_ranks, results, device)
         torch.cuda.empty_cache()
-    print(table(results.content))
-    return 1 if any(row["problems"] for row in results.content["rows"]) else 0
+    return command.end(results, table)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ void bind_symmetric_workspace(py::module_& m) {
   py::class_<abi::SymmetricLayout>(a, "SymmetricLayout")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::SymmetricLayout::name)
       SGL_FIELD(num_ranks) SGL_FIELD(max_rows) SGL_FIELD(hidden) SGL_FIELD(rendezvous) SGL_FIELD(abort) SGL_FIELD(state) SGL_FIELD(tiles)
-      SGL_FIELD(parity_bytes) SGL_FIELD(total_bytes);
+      SGL_FIELD(parity_bytes) SGL_FIELD(total_bytes)
 #undef SGL_FIELD
+      .def_readonly("unwritten", &abi::SymmetricLayout::tiles);
   m.def("symmetric_layout", &abi::symmetric_layout, py::arg("num_ranks"), py::arg("max_rows"), py::arg("hidden"),
         py::arg("copies") = abi::kParities, "Byte offsets of a rank's workspace");
   m.def("abort_reason", [](uint64_t word) {

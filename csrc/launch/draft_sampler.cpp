@@ -42,6 +42,9 @@ void check_draft_sampler(const abi::DraftSamplerParams& p, int32_t grid) {
   require(p.hidden > 0 && p.hidden % 64 == 0, "hidden " + text(p.hidden) + " is not a positive multiple of 64");
   require(p.k_panel == p.hidden || (p.k_panel > 0 && p.k_panel < p.hidden && p.k_panel % abi::stage_k(2) == 0),
           "k_panel " + text(p.k_panel) + " is neither all of hidden nor a multiple of " + text(abi::stage_k(2)));
+  const int32_t at_once = abi::most_tiles_at_once(abi::draft_row_tiles(p.batch * p.gamma));
+  require(p.tiles_at_once == 1 || p.tiles_at_once == at_once,
+          "tiles_at_once " + text(p.tiles_at_once) + " is neither 1 nor " + text(at_once));
   require(p.vocab > 0 && p.vocab % 2 == 0, "vocab " + text(p.vocab) + " is not positive and even");
   require((p.norm != nullptr) == (p.has_norm != 0), "norm is there with has_norm, and null without");
   require(p.step_logits_type >= 0 && p.step_logits_type < abi::kNumStepLogitsTypes, "step_logits_type " + text(p.step_logits_type) + " is none");

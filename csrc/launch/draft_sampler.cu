@@ -12,8 +12,8 @@ using Kernel = void (*)(abi::DraftSamplerParams);
 constexpr char kName[] = "draft_sampler";
 
 Kernel select_kernel(const abi::DraftSamplerParams& p) {
-  return with_draft_instance(p, [](auto num_tiles, auto batch_tiles) -> Kernel {
-    return kernels::draft_sampler<decltype(num_tiles)::value, decltype(batch_tiles)::value>;
+  return with_draft_instance(p, [](auto num_tiles, auto batch_tiles, auto at_once) -> Kernel {
+    return kernels::draft_sampler<decltype(num_tiles)::value, decltype(batch_tiles)::value, decltype(at_once)::value>;
   });
 }
 

@@ -17,21 +17,26 @@ int32_t draft_sampler_max_blocks(const abi::DraftSamplerParams& params);
 // What both the CUDA launcher and the emulation refuse: throws std::invalid_argument.
 void check_draft_sampler(const abi::DraftSamplerParams& params, int32_t grid);
 
-// Calls run with the N tiles of the LM head's product and of the Markov product, as types, of the instance for the params' rows and requests.
+// Calls run with the N tiles of the LM head's product and of the Markov product, and the tiles of a walk through K, as types, of the instance for
+// the params' rows and requests.
 template <class Run>
 auto with_draft_instance(const abi::DraftSamplerParams& p, const Run& run) {
-  const auto with = [&](auto num_tiles, auto batch_tiles) { return run(num_tiles, batch_tiles); };
   constexpr std::integral_constant<int32_t, 1> one{};
   constexpr std::integral_constant<int32_t, 2> two{};
   constexpr std::integral_constant<int32_t, 3> three{};
   constexpr std::integral_constant<int32_t, 5> five{};
   constexpr std::integral_constant<int32_t, abi::kMaxDraftRows / 8> most{};
-  const int32_t rows = p.batch * p.gamma;
-  if (p.batch > 8) return rows <= 40 ? with(five, two) : with(most, two);
-  if (rows <= 8) return with(one, one);
-  if (rows <= 16) return with(two, one);
-  if (rows <= 24) return with(three, one);
-  return rows <= 40 ? with(five, one) : with(most, one);
+  const auto with = [&](auto num_tiles, auto batch_tiles) {
+    if (p.tiles_at_once == 1) return run(num_tiles, batch_tiles, one);
+    return run(num_tiles, batch_tiles, std::integral_constant<int32_t, abi::most_tiles_at_once(decltype(num_tiles)::value)>{});
+  };
+  switch (abi::draft_row_tiles(p.batch * p.gamma)) {
+    case 1: return p.batch > 8 ? with(five, two) : with(one, one);
+    case 2: return p.batch > 8 ? with(five, two) : with(two, one);
+    case 3: return p.batch > 8 ? with(five, two) : with(three, one);
+    case 5: return p.batch > 8 ? with(five, two) : with(five, one);
+    default: return p.batch > 8 ? with(most, two) : with(most, one);
+  }
 }
 
 }  // namespace sgl_lowlatency::launch

@@ -12,8 +12,11 @@ NVIDIA_SPECS = {
     "Qwen3ForCausalLM": "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC",
     "Qwen3MoeForCausalLM": "sgl_lowlatency.specs.nvidia.qwen3_moe:QWEN3_MOE_SPEC",
 }
-# The same of draft models, which SGLang looks up when it loads the draft of a served target.
+# The same of draft models, which SGLang looks up when it loads the draft of a served target, and of a target of which nothing but its draft is
+# served.
 NVIDIA_DRAFT_SPECS = {
+    "DeepseekV4ForCausalLM": "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_TARGET_SPEC",
+    "DeepseekV4ForCausalLMDSpark": "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_DSPARK_SPEC",
     "DSparkDraftModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
     "Qwen3DSparkModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
 }

@@ -15,7 +15,8 @@ from sglang.srt.models import dspark  # noqa: E402
 from sglang.srt.speculative.dspark_components import dspark_draft_sampler  # noqa: E402
 from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise  # noqa: E402
 
-from sgl_lowlatency.guard.draft import draft_reasons, most_requests  # noqa: E402
+from sgl_lowlatency.build.draft import dense_parts  # noqa: E402
+from sgl_lowlatency.guard.draft import dense_reasons, most_requests  # noqa: E402
 from sgl_lowlatency.kernels.decode_step import EmulationOptions  # noqa: E402
 from sgl_lowlatency.reference import draft_sampler as oracle  # noqa: E402
 from sgl_lowlatency.runtime.draft_sampler import DraftProposal  # noqa: E402
@@ -54,7 +55,7 @@ def model(monkeypatch):
 
 
 def proposal_of(model, planted=0):
-    return DraftProposal(model, 0.5, 3, draft_reasons, most_requests, EmulationOptions(planted=planted))
+    return DraftProposal(model, 0.5, 3, dense_reasons, dense_parts, most_requests, emulation=EmulationOptions(planted=planted))
 
 
 def sampler_of(model, greedy, proposal=None, max_bs=3):
@@ -138,18 +139,17 @@ def set_on(path, value):
         (change_rank, "markov_w1.weight has shape [600, 128], not [600, 256]"),
         (set_on("logits_mup_width_multiplier", 2.0), "logits are divided by 2.0"),
         (set_on("lm_head", None), "the draft has no LM head yet"),
-        (set_on("lm_head.tp_size", 2), "lm_head is shared by 2 GPUs"),
+        (set_on("lm_head.tp_size", 2), "lm_head is shared by 2 GPUs, the model by 1"),
         (set_on("lm_head.quant_method", object()), "lm_head runs object"),
         (set_on("lm_head.org_vocab_size", 512), "lm_head has a vocabulary of 512, the Markov head one of 600"),
         (set_on("lm_head.set_lora", print), "lm_head has LoRA adapters"),
-        (set_on("markov_head.vocab_shard", object()), "the Markov head is shared by several GPUs"),
         (lambda model: model.markov_head.float(), "markov_w1.weight is float32, not bfloat16"),
     ],
 )
 def test_a_draft_that_the_kernel_does_not_know_keeps_sglangs_proposal(model, change, reason, caplog):
-    assert draft_reasons(model) == []
+    assert dense_reasons(model) == []
     change(model)
-    assert reason in draft_reasons(model)
+    assert reason in dense_reasons(model)
     proposal = proposal_of(model)
     with caplog.at_level("INFO"):
         buffers = dict.fromkeys(("noise", "draft_tokens", "step_logits", "step_temperatures"))

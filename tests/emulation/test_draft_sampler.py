@@ -33,6 +33,26 @@ def test_every_batch(hidden, vocab, gamma, max_batch, blocks, kind):
         assert figure.passed, f"{batch}: {figure}"
 
 
+@pytest.mark.parametrize(("batch", "at_once"), [(1, 1), (2, 4), (4, 4), (6, 2)])  # all of K is in one panel up to 7 rows
+def test_walks_through_panels_of_k(batch, at_once):
+    """A block has 19 tiles, a pair 5 or 4: walks for at_once of each, and the last one for fewer. Where sums are made alike, bits are."""
+    bases = []
+    for long_walks in (True, False):
+        for seed in range(2):
+            options = EmulationOptions(seed=seed, starvation=2 * seed, check_order=True)
+            draft = Draft(5120, 300, 5, batch, blocks_per_rank=1, long_walks=long_walks, emulation=options)
+            params, inputs = draft.sampler._params[batch], draft.inputs(batch)
+            assert (params.k_panel < 5120, params.tiles_at_once) == (batch > 1, at_once if long_walks else 1)
+            assert draft.run(batch, inputs) == []
+            report = draft.sampler.last_report
+            assert (report.num_races, [(race.kind, race.region) for race in report.races]) == (0, [])
+            bases.append(draft.base_logits(batch))
+        figure = draft.base_figure(batch, inputs)
+        assert figure.passed, figure
+        assert torch.equal(bases[-1], bases[-2])
+    assert torch.equal(bases[0], bases[2]) or batch in (2, 4)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("greedy", [False, True])
 def test_virtual_ranks_agree_bit_by_bit(num_ranks, greedy):

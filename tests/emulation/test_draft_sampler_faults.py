@@ -86,6 +86,13 @@ def make(**changes):
     return DraftSampler(weights, [DraftShard(**shard)], **arguments)
 
 
+def test_walks_of_other_lengths_are_refused():
+    draft = draft_of(1)
+    draft.sampler._params[2].tiles_at_once = 3
+    with pytest.raises(ValueError, match="tiles_at_once 3 is neither 1 nor 4"):
+        draft.run(2, draft.inputs(2))
+
+
 def test_what_fits_is_accepted():
     assert make().max_units == 2
 

@@ -44,6 +44,21 @@ def test_every_batch(batch, greedy):
         assert run(draft, batch, draft.inputs(batch, seed)) == []
 
 
+@pytest.mark.parametrize(("batch", "at_once"), [(2, 4), (4, 4), (6, 2), (8, 2)])
+def test_walks_through_panels_of_k(batch, at_once):
+    """One walk for at_once tiles of a pair, or for each: of a block's 60 or 62 tiles the last walk has fewer. Where sums are made alike, bits are."""
+    bases = []
+    for long_walks in (True, False):
+        draft = Draft(5120, 129280, 5, batch, blocks_per_rank=132, device="cuda", long_walks=long_walks)
+        assert draft.sampler._params[batch].tiles_at_once == (at_once if long_walks else 1)
+        inputs = draft.inputs(batch)
+        assert run(draft, batch, inputs) == []
+        figure = draft.base_figure(batch, inputs)
+        assert figure.passed, figure
+        bases.append(draft.base_logits(batch))
+    assert torch.equal(*bases) or at_once == 4
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1e-5, 0.7])
 def test_ties_infinities_and_nan(temperature):
     names, values = hard_values(330)

@@ -43,6 +43,8 @@ def test_nvidia_registers_paths(registered, emulated):
         ("Qwen2ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN2_SPEC"),
         ("Qwen3ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC"),
         ("Qwen3MoeForCausalLM", "sgl_lowlatency.specs.nvidia.qwen3_moe:QWEN3_MOE_SPEC"),
+        ("DeepseekV4ForCausalLM", "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_TARGET_SPEC"),
+        ("DeepseekV4ForCausalLMDSpark", "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_DSPARK_SPEC"),
         ("DSparkDraftModel", "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC"),
         ("Qwen3DSparkModel", "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC"),
     ]
@@ -52,14 +54,14 @@ def test_nvidia_registers_paths(registered, emulated):
 def test_emulation_is_installed_on_request_only(registered, emulated, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "1")
     plugin.register_nvidia()
-    assert len(registered) == 6 and emulated == [1]
+    assert len(registered) == 8 and emulated == [1]
 
 
 def test_a_bad_variable_raises_and_leaves_the_specs_to_name_it(registered, emulated, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "maybe")
     with pytest.raises(ValueError, match="SGL_LOWLATENCY_EMULATE='maybe' is not 0 or 1"):
         plugin.register_nvidia()
-    assert len(registered) == 6 and emulated == []
+    assert len(registered) == 8 and emulated == []
 
 
 def test_amd_registers_paths(monkeypatch):

@@ -14,7 +14,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,8 @@ WHAT = "symmetric workspace"
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """What the ranks must have in common. spec: its identity. plan_hash: of the static plans. grid: blocks a rank. widths: rows of steps."""
+    """What the ranks must have in common, and the layout that follows from it. spec: its identity. plan_hash: of the static plans. grid: blocks a
+    rank. widths: rows of steps."""
 
     spec: str
     plan_hash: str
@@ -39,9 +40,13 @@ class Terms:
     hidden: int
     copies: int = PARITIES  # of the tiles' buffer
 
-    def digest(self) -> bytes:
-        """SHA-256 of all of it."""
-        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).digest()
+    def layout(self, num_ranks: int) -> Any:
+        """Of each rank's workspace: offsets `rendezvous` and `unwritten`, and `total_bytes`."""
+        return symmetric_layout(num_ranks, self.max_rows, self.hidden, self.copies)
+
+    def claim(self) -> dict[str, Any]:
+        """All of it as JSON has it, by name."""
+        return {**dataclasses.asdict(self), "widths": list(self.widths)}
 
 
 class SymmetricWorkspace:
@@ -61,8 +66,16 @@ class SymmetricWorkspace:
         self._own.free()
 
 
+class SharedTerms(Protocol):
+    """Terms, or those of another kernel."""
+
+    def layout(self, num_ranks: int) -> Any: ...
+
+    def claim(self) -> dict[str, Any]: ...
+
+
 def build_symmetric_workspace(
-    terms: Terms, device: torch.device, group: dist.ProcessGroup, deadline_s: float, hip: HipRuntime | None = None
+    terms: SharedTerms, device: torch.device, group: dist.ProcessGroup, deadline_s: float, hip: HipRuntime | None = None
 ) -> SymmetricWorkspace:
     """Allocates, exchanges handles over `group` (gloo), maps every peer and checks that each mapping is the memory that its owner claims.
 
@@ -73,14 +86,15 @@ def build_symmetric_workspace(
     rank, num_ranks = dist.get_rank(group), dist.get_world_size(group)
     if num_ranks > MAX_RANKS:
         raise ValueError(f"{WHAT}: {num_ranks} ranks are more than {MAX_RANKS}")
-    layout = symmetric_layout(num_ranks, terms.max_rows, terms.hidden, terms.copies)
+    layout, claim = terms.layout(num_ranks), terms.claim()
+    digest = hashlib.sha256(json.dumps(claim, sort_keys=True).encode()).digest()
     memory_of = _FileMemory if device.type == "cpu" else _CudaMemory if hip is None else _HipMemoryOf(hip)
     on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
     with on_device, contextlib.ExitStack() as undo:
         own = memory_of.allocate(layout, undo)
-        block = shared.pack_rendezvous(own.address, layout.total_bytes, terms.digest(), rank, num_ranks)
+        block = shared.pack_rendezvous(own.address, layout.total_bytes, digest, rank, num_ranks)
         own.write(layout.rendezvous, block)
-        claim = {**dataclasses.asdict(terms), "widths": list(terms.widths), "bytes": layout.total_bytes, "device type": device.type}
+        claim = {**claim, "bytes": layout.total_bytes, "device type": device.type}
         private = {"handle": own.handle, "rendezvous": block.hex()}
         received = exchange({"claim": claim, "private": private}, group, deadline_s, WHAT)
         require_agreement([one["claim"] for one in received], WHAT)
@@ -175,7 +189,7 @@ class _CudaMemory:
     def allocate(cls, layout: Any, undo: contextlib.ExitStack) -> _CudaMemory:
         address = shared.allocate(layout.total_bytes)
         memory = cls(address, shared.ipc_handle(address).hex())
-        memory.write(0, bytes(layout.tiles))  # all but the tiles is zero
+        memory.write(0, bytes(layout.unwritten))
         return memory
 
     @classmethod

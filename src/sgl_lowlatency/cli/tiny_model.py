@@ -78,7 +78,7 @@ def make_tiny_model(
 
     sizes = sizes or (TinyMoeModel() if family.is_moe else TinyModel())
     directory.mkdir(parents=True, exist_ok=True)
-    _write_tokenizer(directory, sizes)
+    write_tokenizer(directory, sizes)
     config = {
         "architectures": [family.architecture],
         "model_type": family.architecture.removesuffix("ForCausalLM").lower().replace("moe", "_moe"),
@@ -150,7 +150,8 @@ def _tensors(sizes: TinyModel, seed: int, family: Family) -> Iterator[tuple[str,
         yield "lm_head.weight", matrix(sizes.vocab_size, hidden, gain=3.0)
 
 
-def _write_tokenizer(directory: Path, sizes: TinyModel) -> None:
+def write_tokenizer(directory: Path, sizes: TinyModel) -> None:
+    """Writes tokenizer.json and tokenizer_config.json, of sizes' vocab_size, into `directory`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -99,7 +99,7 @@ def _spec_reasons(binding: Any, cfg: Any, hf_config: Any, isa: str) -> tuple[Any
     if spec is not None:
         return spec, reasons
     for architecture in hf_config.architectures or ():
-        if path := plugin.NVIDIA_SPECS.get(architecture):
+        if path := (plugin.NVIDIA_SPECS | plugin.NVIDIA_DRAFT_SPECS).get(architecture):
             module, _, attribute = path.partition(":")
             served = sorted(getattr(importlib.import_module(module), attribute).requires.isas)[-1]
             with mock.patch.object(binding, "device_isa", lambda: served):

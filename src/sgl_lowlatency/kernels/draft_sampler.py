@@ -16,8 +16,12 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import DraftSamplerFault, describe_draft_fault
 from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, bytes_at
 
-__all__ = ["MARKOV_RANK", "MAX_BATCH", "MAX_GAMMA", "MAX_RANKS", "MAX_ROWS", "DraftPeer", "DraftSampler", "DraftShard", "DraftWeights"]
+__all__ = [
+    "MARKOV_RANK", "MAX_BATCH", "MAX_GAMMA", "MAX_RANKS", "MAX_ROWS", "DraftPeer", "DraftSampler", "DraftShard", "DraftWeights",
+    "draft_layout", "shared_step_logits",
+]  # fmt: skip
 
 MARKOV_RANK: int = _C.abi.kMarkovRank
 MAX_BATCH: int = _C.abi.kMaxDraftBatch
@@ -63,13 +67,26 @@ class DraftPeer:
     step_logits: int
 
 
+def draft_layout(gamma: int, max_batch: int, senders: int, step_logits_bytes: int):
+    """abi::DraftLayout of a rank in a process of its own. senders: blocks of all ranks. step_logits_bytes: of the rank's step logits, 0: greedy."""
+    return _C.draft_layout(gamma, max_batch, senders, step_logits_bytes)
+
+
+def shared_step_logits(ranks: MappedWorkspaces, like: torch.Tensor) -> torch.Tensor:
+    """The step logits in this rank's own workspace of a draft_layout, as `like` has them: zeros until the other ranks store theirs."""
+    memory = bytes_at(ranks.addresses[ranks.rank] + ranks.layout.step_logits, like.numel() * like.element_size(), like.device)
+    return memory.view(like.dtype).view(like.shape)
+
+
 class DraftSampler:
     """Owns the workspace of the kernel and what outlives its launches, and launches it.
 
-    shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on
-    blocks_per_rank blocks, as every rank has. peers: the other ranks', by rank. step_dtype: float32, or bfloat16 for drafts whose step logits are
-    bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of
-    every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
+    shards: of the ranks that this object runs, consecutive from first_rank on: one, or several virtual ranks of one device, each on blocks_per_rank
+    blocks, as every rank has. peers: the other ranks', by rank. ranks: the workspaces of a draft_layout that this rank, of one shard, shares with
+    processes of the others, instead of peers and first_rank; its step_logits lie in its own. has_long_walks: where K is in several panels, one walk
+    through it serves several tiles of a pair of warps; without, for comparison, one. step_dtype: float32, or bfloat16 for drafts whose step logits
+    are bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does.
+    deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(
@@ -87,8 +104,13 @@ class DraftSampler:
         peers: dict[int, DraftPeer] | None = None,
         has_fused_greedy: bool = False,
         emulation: EmulationOptions | None = None,
+        ranks: MappedWorkspaces | None = None,
+        has_long_walks: bool = True,
     ):
         self.device = kernel_device(device)
+        if ranks is not None:
+            first_rank, peers = ranks.rank, self._peers_of(ranks, shards, peers)
+        self._ranks, self._has_long_walks = ranks, has_long_walks
         self.gamma, self.max_batch = gamma, max_batch
         self.vocab, self.hidden = weights.markov_w1.shape[0], shards[0].head.shape[1]
         self.grid, self.first_rank, self.blocks_per_rank = blocks_per_rank * len(shards), first_rank, blocks_per_rank
@@ -116,7 +138,13 @@ class DraftSampler:
         self._maps = [self._map_table(shard) for shard in self._shards]
         self._base_logits = [torch.empty(max_batch * gamma * n * UNIT_COLUMNS, dtype=torch.bfloat16, device=self.device) for n in units]
         senders = self.num_ranks * blocks_per_rank
-        self._mailboxes = [state(2 * 4 * _C.mailbox_words(gamma, max_batch, senders), 0xFF) for _ in units]  # abi::kUnwritten
+        mailbox_bytes = 2 * 4 * _C.mailbox_words(gamma, max_batch, senders)
+        if ranks is None:
+            self._mailboxes = [state(mailbox_bytes, 0xFF) for _ in units]  # abi::kUnwritten
+        else:
+            if ranks.layout.mailbox + mailbox_bytes > ranks.layout.total_bytes:
+                raise ValueError(f"ranks: their workspaces have no room for the letters of {senders} blocks")
+            self._mailboxes = [bytes_at(ranks.addresses[ranks.rank] + ranks.layout.mailbox, mailbox_bytes, self.device)]
         self._states = [state(_C.abi.kDraftStateBytes, 0) for _ in units]
         self._host = HostWords(self.device, FAULT_BYTES)
         self._params = {batch: self._make_params(batch, units, peers, deadline_s, noise_key) for batch in range(1, max_batch + 1)}
@@ -128,6 +156,11 @@ class DraftSampler:
         """Device bytes that this object holds beside the tensors it was given."""
         groups = (self._maps, self._base_logits, self._mailboxes, self._states)
         return sum(t.numel() * t.element_size() for group in groups for t in group)
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """(first, number) of the first local rank's token ids."""
+        return self._shards[0].vocab_begin, self._shards[0].markov_w2.shape[0]
 
     def mailbox(self, local_rank: int = 0) -> int:
         """Address of a local rank's mailbox: what the other ranks' DraftPeer names."""
@@ -172,6 +205,20 @@ class DraftSampler:
     def acknowledge_fault(self) -> None:
         """Tells the waiting kernel that its record was read; it then traps."""
         _C.acknowledge_fault(self._host.address)
+
+    @staticmethod
+    def _peers_of(ranks: MappedWorkspaces, shards: Sequence[DraftShard], peers: object) -> dict[int, DraftPeer]:
+        """By rank, those that the workspaces name; ValueError for what does not go with them."""
+        if len(shards) != 1 or peers is not None:
+            raise ValueError(f"ranks: a process has one shard and no peers beside theirs, not {len(shards)} and {peers}")
+        own, logits = ranks.addresses[ranks.rank] + ranks.layout.step_logits, shards[0].step_logits
+        if logits is not None and logits.data_ptr() != own:
+            raise ValueError(f"ranks: step_logits are at {logits.data_ptr():#x}, not in the rank's workspace at {own:#x}")
+        return {
+            rank: DraftPeer(address + ranks.layout.mailbox, 0 if logits is None else address + ranks.layout.step_logits)
+            for rank, address in enumerate(ranks.addresses)
+            if rank != ranks.rank
+        }
 
     def _require_tensors(self) -> None:
         bf16, device = torch.bfloat16, self.device
@@ -226,6 +273,8 @@ class DraftSampler:
         params = _C.abi.DraftSamplerParams()
         params.batch, params.gamma, params.max_batch = batch, self.gamma, self.max_batch
         params.hidden, params.vocab, params.k_panel = self.hidden, self.vocab, self._k_panel(batch)
+        is_long = self._has_long_walks and params.k_panel < self.hidden
+        params.tiles_at_once = _C.draft_tiles_at_once(batch * self.gamma) if is_long else 1
         params.has_norm, params.rms_eps = int(self._weights.norm is not None), self._weights.rms_eps
         params.norm = 0 if self._weights.norm is None else self._weights.norm.data_ptr()
         is_fused = self._has_fused_greedy and self.is_greedy and batch == 1
@@ -265,7 +314,9 @@ class DraftSampler:
                      ("draft_tokens", [shard.draft_tokens for shard in self._shards]),
                      ("step_logits", [shard.step_logits for shard in self._shards if shard.step_logits is not None])]  # fmt: skip
             regions = [(f"{name}[{i}]", t.data_ptr(), t.numel() * t.element_size(), True) for name, of in named for i, t in enumerate(of)]
-        self.last_report = report = _C.draft_sampler_emulate(params, self.grid, options.seed, options.planted, options.starvation, regions)
+        self.last_report = report = _C.draft_sampler_emulate(
+            params, self.grid, options.seed, options.planted, options.starvation, regions, is_shared=self._ranks is not None
+        )
         record = self.fault()
         if record is not None:
             self._failure = describe_draft_fault(record)

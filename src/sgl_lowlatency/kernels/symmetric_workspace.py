@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from typing import Any
 
@@ -25,8 +26,9 @@ pack_rendezvous = _C.pack_rendezvous
 class MappedWorkspaces:
     """One workspace a rank, mapped here.
 
-    rank: the first of this process's ranks. addresses: of every rank's workspace, in this process. layout: what all of them have.
-    multicast: an address whose stores reach all of them, or 0. owner: what keeps the mappings alive.
+    rank: the first of this process's ranks. addresses: of every rank's workspace, in this process. layout: what all of them have,
+    abi::SymmetricLayout or of a draft abi::DraftLayout. multicast: an address whose stores reach all of them, or 0. owner: what keeps the mappings
+    alive.
     """
 
     rank: int
@@ -37,9 +39,23 @@ class MappedWorkspaces:
 
 
 def prepare(memory: torch.Tensor, layout: Any) -> None:
-    """Puts a workspace, uint8 [layout.total_bytes], into its first state: tiles unwritten, all else zero."""
+    """Puts a workspace, uint8 [layout.total_bytes], into its first state: words that are their own flags unwritten, all in front of them zero."""
     memory.fill_(0xFF)
-    memory[: layout.tiles] = 0
+    memory[: layout.unwritten] = 0
+
+
+class _CudaBytes:
+    """Device memory as torch takes it from other libraries."""
+
+    def __init__(self, address: int, num_bytes: int):
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": (num_bytes,), "typestr": "|u1", "version": 2}
+
+
+def bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+    """uint8 [num_bytes]: a view of memory of this process that torch did not allocate; the caller keeps it."""
+    if device.type == "cuda":
+        return torch.as_tensor(_CudaBytes(address, num_bytes), device=device)
+    return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
 
 
 def allocate(num_bytes: int) -> int:

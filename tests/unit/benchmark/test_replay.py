@@ -1,5 +1,6 @@
 """benchmark.replay on stand-in servers: pairs in turn, resumed, refused by name. Oracle: what the servers were asked."""
 
+import contextlib
 import json
 
 import pytest
@@ -128,6 +129,93 @@ def test_pairs_past_the_deadline_are_left_out_and_named(arguments, tmp_path, mon
     assert json.loads((tmp_path / "out/report.json").read_text())["order"] == ["r1 c1 off, on"]
 
 
+@pytest.fixture
+def in_turn(tmp_path, checkpoint, monkeypatch):
+    """(arguments of a replay in turn, the starts so far, what a start gives): servers that stand alone, as `arms.alone` starts them."""
+    starts, standing, order = [], [], []
+    off, on, plugin = pair(order)
+    monkeypatch.setattr(coverage, "SETTLE_S", 0.0)
+
+    @contextlib.contextmanager
+    def alone(made, name, log, limit_s, say, *, compiles):
+        assert standing == [], "another server stands"
+        starts.append((name, log.name, compiles))
+        standing.append(name)
+        try:
+            yield arms.attach(name, servers[name].url)
+        finally:
+            standing.clear()
+
+    monkeypatch.setattr(arms, "alone", alone)
+    words = ["--out", str(tmp_path / "out"), "--driver", "direct", "--in-turn", "--model-path", str(checkpoint)]
+    words += ["--sessions", "1", "--scale", "0.01", "--concurrency", "1,2", "--repeats", "3"]
+    with off as left, on as right:
+        servers, plugin.server = {"off": left, "on": right}, right
+        yield words, starts, servers
+
+
+def test_servers_in_turn_stand_alone_for_a_repeat_each(in_turn, tmp_path, capsys):
+    words, starts, servers = in_turn
+    assert replay.run(replay.parse(words)) == 0
+    assert [name for name, _, _ in starts] == ["off", "on", "on", "off", "off", "on"]
+    assert starts[0] == ("off", "off-r1.log", True) and starts[2:4] == [("on", "on-r2.log", False), ("off", "off-r2.log", False)]
+    content = json.loads((tmp_path / "out/report.json").read_text())
+    assert content["order"] == [f"r{r} c{c} {'off, on' if r % 2 else 'on, off'}" for r in (1, 2, 3) for c in (1, 2)]
+    assert content["plan"]["servers"] == "in turn" and content["servers"]["attached"]
+    for one in content["concurrencies"].values():
+        assert one["problems"] == [] and one["coverage"]["rows"] >= one["coverage"]["decode_tokens"] > 0
+        assert len(one["runs"]["off"]) == len(one["runs"]["on"]) == 3
+    out = capsys.readouterr().out
+    assert "equal work: yes, 3 repeats of" in out
+    assert "One server at a time: off and on of a repeat are starts of their own" in (tmp_path / "out/report.md").read_text()
+    assert replay.run(replay.parse(words)) == 0 and len(starts) == 6, "nothing is left to do"
+    (cells.folder(tmp_path / "out", 2, 1, "off") / "cell.json").unlink()
+    assert replay.run(replay.parse(words)) == 0
+    assert [name for name, _, _ in starts[6:]] == ["on", "off"], "half a pair is run again as a whole, in its order"
+    with pytest.raises(cells.PlanRefused, match="servers was in turn, is started"):
+        replay.run(replay.parse([word for word in words if word != "--in-turn"]))
+
+
+def test_servers_in_turn_that_cannot_be_compared_are_refused_when_the_second_one_stands(in_turn):
+    words, starts, servers = in_turn
+    servers["on"].info["context_length"] = 4096
+    with pytest.raises(arms.ArmsRefused, match="^different context_length on the arms: 2048 off, 4096 on$"):
+        replay.run(replay.parse(words))
+    assert len(starts) == 2
+    servers["off"].metrics = OURS
+    with pytest.raises(arms.ArmsRefused, match="^the off server exports sgl_lowlatency counters: the plugin runs there$"):
+        replay.run(replay.parse(words))
+    assert len(starts) == 3
+
+
+def test_work_that_differs_between_servers_in_turn_is_a_problem(in_turn, capsys):
+    words, _, servers = in_turn
+    servers["off"].generate = lambda body: tokens(body, one_short=True)
+    assert replay.run(replay.parse(words)) == 1
+    assert "equal work: no" in capsys.readouterr().out
+
+
+def test_repeats_in_turn_past_the_deadline_are_left_out_and_named(in_turn, monkeypatch, capsys):
+    words, starts, _ = in_turn
+    clock = iter([400.0, 20.0, 20.0])
+    monkeypatch.setattr(replay.deadline, "remaining", lambda limit_s: next(clock))
+    assert replay.run(replay.parse([*words, "--deadline", "400"])) == 1
+    out = capsys.readouterr().out
+    left_out = [f"problem: replay r{r} c{c}: not run, it would not have ended within 400 s" in out for r in (1, 2, 3) for c in (1, 2)]
+    assert left_out == [False] * 2 + [True] * 4
+    assert len(starts) == 2
+
+
+def test_a_dry_run_in_turn_tells_the_starts(in_turn, capsys):
+    words, starts, _ = in_turn
+    assert replay.run(replay.parse([*words, "--repeats", "2", "--dry-run"])) == 0
+    assert starts == []
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# re")]
+    assert [line for line in lines if "alone" in line] == [f"# repeat {r}: the {name} server starts, alone" for r, name in
+                                                           ((1, "off"), (1, "on"), (2, "on"), (2, "off"))]  # fmt: skip
+    assert lines[1:3] == ["# replay, repeat 1, concurrency 1, off", "# replay, repeat 1, concurrency 2, off"]
+
+
 def refused(words, capsys):
     """What `replay.main` says on the way out."""
     assert replay.main(words) == 2
@@ -170,7 +258,10 @@ def test_a_dry_run_asks_no_server(arguments, capsys):
         assert replay.run(arguments(left, right, "--dry-run")) == 0
         assert left.asked == right.asked == []
         out = capsys.readouterr().out
-    assert [line for line in out.splitlines() if line.startswith("#")] == [
+    told = [line for line in out.splitlines() if line.startswith("#")]
+    assert told[-1].startswith("# about 0 min: 4 runs of 3 to 3 s (5.5 to 8 ms a token, 28,000 tokens/s")
+    assert "of no ckpt: measured in replays of Qwen3-8B" in told[-1]
+    assert told[:-1] == [
         f"# replay, repeat {repeat}, concurrency 1, {name}" for repeat, name in ((1, "off"), (1, "on"), (2, "on"), (2, "off"))
     ]
     assert f"--url={left.url} --concurrency=1 --conversations=1" in out
@@ -190,6 +281,7 @@ def test_a_dry_run_prints_the_servers_and_aiperfs_commands(tmp_path, checkpoint,
     ("words", "why"),
     [
         (["--model-path", "m", "--mode", "scenario-timing", "--driver", "direct"], "--mode scenario-timing needs --driver aiperf"),
+        (["--model-path", "m", "--in-turn", "--off-url", "http://127.0.0.1:1", "--on-url", "http://127.0.0.1:2"], "--in-turn starts its servers"),
         (["--model-path", "m", "--off-url", "http://127.0.0.1:1"], "--off-url and --on-url go together"),
         (["--model-path", "m", "--off-url", "http://127.0.0.1:1", "--on-url", "http://127.0.0.1:1/"], "are the same server"),
         (["--smoke", "--off-url", "http://127.0.0.1:1", "--on-url", "http://127.0.0.1:2"], "are for servers started here"),
@@ -231,8 +323,6 @@ def test_traces_that_do_not_fit_are_refused_by_name(tmp_path, checkpoint):
     def run(*words):
         return replay.run(replay.parse(["--out", str(tmp_path / "out"), "--dry-run", "--sessions", "4", *words]))
 
-    with pytest.raises(replay.setup.SetupRefused, match="random weights and no tokenizer, which aiperf needs"):
-        run("--model", "qwen3-8b")
     with pytest.raises(replay.setup.SetupRefused, match="--pool-tokens 4000 is less than the "):
         run("--model-path", str(checkpoint), "--pool-tokens", "4000")
     (checkpoint / "config.json").write_text(json.dumps(CHECKPOINT | {"max_position_embeddings": 40960}))

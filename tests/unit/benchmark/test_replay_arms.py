@@ -12,15 +12,14 @@ ACTIVE = {"enable_nvidia_megakernel": True, "port": 2, "startup_time": 9}
 
 def refusal(off, on):
     with pytest.raises(ArmsRefused) as refused:
-        arms.check(arms.attach("off", off.url), arms.attach("on", on.url))
+        arms.told(arms.account_of(arms.attach("off", off.url)), arms.account_of(arms.attach("on", on.url)))
     return str(refused.value).splitlines()
 
 
 def test_servers_that_differ_in_the_plugin_alone_are_accepted():
     with stub() as off, stub(ACTIVE, OURS) as on:
-        pair = arms.attach("off", off.url), arms.attach("on", on.url)
-        assert arms.check(*pair)["context_length"] == 2048
-        assert arms.account(*pair) == {
+        pair = [arms.account_of(arms.attach(name, one.url)) for name, one in (("off", off), ("on", on))]
+        assert arms.told(*pair) == {
             "arguments": {name: {"version": "0.5.23", "context_length": 2048}.get(name) for name in arms.TOLD}, "startup": [], "attached": True,
         }
 

@@ -20,6 +20,14 @@ constexpr int32_t kExchangeTiles = 2;  // N tiles that a pair adds up at a time
 constexpr int32_t kLatentPitch = kMarkovRank * 2 + kPanelPadBytes;  // bytes of one row of the latents
 constexpr int32_t kCandidateWords = 2;                               // of one candidate: key (ordered_key), token id
 
+// N tiles of the LM head's MMA for so many rows: one of those that instances have.
+SGL_ABI_FUNCTION int32_t draft_row_tiles(int32_t rows) {
+  return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 24 ? 3 : rows <= 40 ? 5 : kMaxDraftRows / 8;
+}
+
+// Tiles of the LM head whose sums a pair has registers for, of so many N tiles.
+SGL_ABI_FUNCTION int32_t most_tiles_at_once(int32_t row_tiles) { return row_tiles < 5 ? 4 : row_tiles == 5 ? 2 : 1; }
+
 enum StepLogitsType : int32_t { kStepLogitsFloat32 = 0, kStepLogitsBf16 = 1, kNumStepLogitsTypes = 2 };
 
 // State of a rank in device memory that outlives a launch, zero before the first one.
@@ -85,12 +93,29 @@ SGL_ABI_FUNCTION int32_t mailbox_words(int32_t gamma, int32_t max_batch, int32_t
   return (gamma * max_batch * senders * kCandidateWords + 3) / 4 * 4;
 }
 
+// The memory of a rank in a process of its own, which the others map: byte offsets from its begin, multiples of 128.
+struct DraftLayout {
+  int64_t rendezvous;   // Rendezvous (abi/symmetric_workspace.hpp)
+  int64_t step_logits;  // DraftPeer's; nothing of a greedy draft. Zero before the first launch, as all in front of the mailbox
+  int64_t mailbox;      // DraftPeer's
+  int64_t total_bytes;
+};
+
+SGL_ABI_FUNCTION DraftLayout draft_layout(int32_t gamma, int32_t max_batch, int32_t senders, int64_t step_logits_bytes) {
+  DraftLayout at{};
+  at.step_logits = 128;
+  at.mailbox = at.step_logits + (step_logits_bytes + 127) / 128 * 128;
+  at.total_bytes = at.mailbox + (2ll * 4 * mailbox_words(gamma, max_batch, senders) + 127) / 128 * 128;
+  return at;
+}
+
 struct DraftSamplerParams {
   int32_t batch;      // requests, 1..max_batch
   int32_t gamma;      // tokens drafted a request, 1..kMaxGamma; batch * gamma <= kMaxDraftRows
   int32_t max_batch;  // what mailboxes and step_logits were sized for, 1..kMaxDraftBatch
   int32_t hidden;     // a multiple of 64
   int32_t k_panel;    // columns of activations in shared memory at a time: all of hidden, or a multiple of stage_k(2)
+  int32_t tiles_at_once;  // of a pair in one walk through K: 1, or most_tiles_at_once. Of a K in several panels each is loaded once a walk
   int32_t vocab;      // token ids of all ranks, even
   int32_t has_norm;   // 1: hidden_states are normed first
   float rms_eps;

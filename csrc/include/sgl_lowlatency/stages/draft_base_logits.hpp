@@ -78,9 +78,9 @@ SGL_UNROLL
 
 // Adds up a pair's halves of a tile and stores the base logits. tile: of the block. Entry: both warps of the pair, all lanes. half: of the exchange
 // buffer, the one that takes the next sums; two uses of the same half have a barrier of the other between them.
-template <int32_t kNTiles>
+template <int32_t kNTiles, int32_t kAtOnce>
 SGL_DEVICE void finish_draft_tile(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, int32_t rows, int32_t tile, int32_t& half,
-                                  const DraftTile<kNTiles>& product) {
+                                  const DraftTile<kNTiles, kAtOnce>& product) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, pair = warp / 2;
   const abi::DraftRank& own = p.ranks[b.local_rank];
   const int32_t pitch = own.num_units * abi::kUnitColumns, column = (b.units.begin * 2 + tile) * abi::kTileRows + lane / 4;
@@ -109,9 +109,9 @@ SGL_UNROLL
   }
 }
 
-// Entry: all consumer threads. kNTiles: of 8 rows, enough for all. Ends with a consumer barrier, which publishes the block's base logits to its own
-// threads; nobody else reads them in this launch.
-template <int32_t kNTiles>
+// Entry: all consumer threads. kNTiles: of 8 rows, enough for all. kAtOnce: p.tiles_at_once. Ends with a consumer barrier, which publishes the
+// block's base logits to its own threads; nobody else reads them in this launch.
+template <int32_t kNTiles, int32_t kAtOnce>
 SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s) {
   const DraftBlock b = draft_block(p);
   const sync::FaultSink sink = fault_sink(p, b.rank);
@@ -126,9 +126,8 @@ SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s
     });
   }
 SGL_NO_UNROLL
-  for (int32_t first = 0; first < b.num_tiles; first += abi::kDraftPairs) {
-    const int32_t tile = first + pair;
-    DraftTile<kNTiles> product;
+  for (int32_t first = 0; first < b.num_tiles; first += abi::kDraftPairs * kAtOnce) {
+    DraftTile<kNTiles, kAtOnce> products[kAtOnce];
     for (int32_t k0 = 0; k0 < p.hidden; k0 += p.k_panel) {
       const int32_t k1 = min_int(k0 + p.k_panel, p.hidden);
       if (!is_loaded) {
@@ -136,26 +135,33 @@ SGL_NO_UNROLL
         load_draft_panel(p, s, rows, k0, k1);
         is_loaded = p.k_panel >= p.hidden;
       }
-      if (tile >= b.num_tiles) continue;
-      for (int32_t k = k0; k < k1; k += stage_k) {
-        const DraftPlace at = draft_place(pair, count++);
-        if (!dialect::planted(dialect::Planted::kRingNoWait)) {
-          sync::wait_mbarrier(sink, abi::kFaultRingFull, 0, at.stage, s.full(at.stage), at.parity());
-        }
-        const int32_t begin = warp % 2 * kHalfChunks, end = min_int(begin + kHalfChunks, (k1 - k) / chunk_k);
+SGL_UNROLL
+      for (int32_t turn = 0; turn < kAtOnce; ++turn) {
+        if (first + turn * abi::kDraftPairs + pair >= b.num_tiles) continue;
+        for (int32_t k = k0; k < k1; k += stage_k) {
+          const DraftPlace at = draft_place(pair, count++);
+          if (!dialect::planted(dialect::Planted::kRingNoWait)) {
+            sync::wait_mbarrier(sink, abi::kFaultRingFull, 0, at.stage, s.full(at.stage), at.parity());
+          }
+          const int32_t begin = warp % 2 * kHalfChunks, end = min_int(begin + kHalfChunks, (k1 - k) / chunk_k);
 SGL_NO_UNROLL
-        for (int32_t chunk = begin; chunk < end; ++chunk) {
-          product.multiply(s.stage(at.stage), chunk, lane, [&](int32_t row) {
-            const bool is_row = row < rows;
-            return PanelRow{is_row ? s.panel() + row * pitch + (k - k0 + chunk * chunk_k + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
-          });
+          for (int32_t chunk = begin; chunk < end; ++chunk) {
+            products[turn].multiply(s.stage(at.stage), chunk, lane, [&](int32_t row) {
+              const bool is_row = row < rows;
+              return PanelRow{is_row ? s.panel() + row * pitch + (k - k0 + chunk * chunk_k + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
+            });
+          }
+          dialect::sync_warp();
+          // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
+          if (lane == 0) dialect::mbarrier_arrive(s.empty(at.stage));
         }
-        dialect::sync_warp();
-        // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
-        if (lane == 0) dialect::mbarrier_arrive(s.empty(at.stage));
       }
     }
-    if (tile < b.num_tiles) finish_draft_tile<kNTiles>(p, s, b, rows, tile, half, product);
+SGL_UNROLL
+    for (int32_t turn = 0; turn < kAtOnce; ++turn) {
+      const int32_t tile = first + turn * abi::kDraftPairs + pair;
+      if (tile < b.num_tiles) finish_draft_tile(p, s, b, rows, tile, half, products[turn]);
+    }
   }
   sync_consumers();
 }

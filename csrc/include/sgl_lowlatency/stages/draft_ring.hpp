@@ -1,5 +1,7 @@
 // The weights of a draft_sampler block: its rows of the LM head once, then its rows of markov_w2 for every step.
 //
+// K is walked once for p.tiles_at_once tiles of each pair: a panel of it for all of these, then the next panel (DraftWalk).
+//
 // The ring's stages belong to pairs of consumer warps, kPairStages each, and a pair's weights pass through its own stages in turn. Tile t of
 // the block is pair t % kDraftPairs's, and so is unit u of u % kDraftPairs. Behind the LM head come the pair's units: as many as it has stages stay
 // in them for all steps; of more, the first stays and the others pass through the rest anew in every step, from L2 as far as it holds
@@ -32,6 +34,24 @@ SGL_DEVICE int32_t pair_units(const DraftBlock& b, int32_t pair) {
   return b.units.count > pair ? ceil_div(b.units.count - pair, abi::kDraftPairs) : 0;
 }
 
+// A walk through K: the tiles of the block that it is for, `at_once` of each pair, and the numbers of their stages.
+struct DraftWalk {
+  int32_t first;    // pair p's first tile is first + p
+  int32_t at_once;
+  int32_t stages_k;  // of a tile
+
+  // Tiles of a pair, of num_tiles of the block.
+  SGL_DEVICE int32_t tiles(int32_t num_tiles, int32_t pair) const {
+    const int32_t left = num_tiles - first - pair;
+    return left <= 0 ? 0 : min_int(ceil_div(left, abi::kDraftPairs), at_once);
+  }
+  // What passed through the pair's stages in front of tile `turn` of a panel that begins with stage `panel_begin` of K and has panel_stages. `of`:
+  // the pair's tiles.
+  SGL_DEVICE int32_t count(int32_t of, int32_t panel_begin, int32_t panel_stages, int32_t turn) const {
+    return first / abi::kDraftPairs * stages_k + panel_begin * of + turn * panel_stages;
+  }
+};
+
 // The unit that a pair takes as number `turn` of its num_units in a step, and where it lies.
 struct DraftUnit {
   int32_t unit;  // of the block
@@ -59,13 +79,20 @@ SGL_DEVICE void produce_draft_weights(const DraftSamplerParams& p, const DraftSh
     sync::wait_mbarrier(sink, abi::kFaultRingEmpty, 0, at.stage, s.empty(at.stage), at.parity() ^ 1u);
     dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), abi::kStageBytes);
   };
-  for (int32_t first = 0; first < b.num_tiles; first += abi::kDraftPairs) {
-    for (int32_t k = 0; k < steps_k; ++k) {
-      for (int32_t pair = 0; pair < abi::kDraftPairs && first + pair < b.num_tiles; ++pair) {
-        const DraftPlace at = draft_place(pair, first / abi::kDraftPairs * steps_k + k);
-        await_free(at);
-        const int32_t row = (b.units.begin * 2 + first + pair) * abi::kTileRows;
-        dialect::load_stage(s.stage(at.stage), head, row, 0, k * (stage_k / abi::chunk_k(2)), s.full(at.stage));
+  const int32_t panel = ceil_div(p.k_panel, stage_k);
+  for (DraftWalk walk{0, p.tiles_at_once, steps_k}; walk.first < b.num_tiles; walk.first += abi::kDraftPairs * walk.at_once) {
+    for (int32_t begin = 0; begin < steps_k; begin += panel) {
+      const int32_t stages = min_int(panel, steps_k - begin);
+      for (int32_t i = 0; i < walk.at_once * stages; ++i) {
+        const int32_t turn = i / stages, k = begin + i % stages;
+        for (int32_t pair = 0; pair < abi::kDraftPairs; ++pair) {
+          const int32_t tiles = walk.tiles(b.num_tiles, pair);
+          if (turn >= tiles) continue;
+          const DraftPlace at = draft_place(pair, walk.count(tiles, begin, stages, turn) + i % stages);
+          await_free(at);
+          const int32_t row = (b.units.begin * 2 + walk.first + turn * abi::kDraftPairs + pair) * abi::kTileRows;
+          dialect::load_stage(s.stage(at.stage), head, row, 0, k * (stage_k / abi::chunk_k(2)), s.full(at.stage));
+        }
       }
     }
   }

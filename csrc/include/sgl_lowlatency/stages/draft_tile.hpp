@@ -5,10 +5,10 @@
 namespace sgl_lowlatency::stages {
 
 // Of few N tiles two sums each, even and odd k16 steps, so that consecutive MMAs do not depend on each other; many are enough by their number, and
-// their second sums would spill.
-template <int32_t kNTiles>
+// their second sums would spill, as those of several tiles at once would.
+template <int32_t kNTiles, int32_t kAtOnce = 1>
 struct DraftTile {
-  static constexpr int32_t kSums = kNTiles < 5 ? 2 : 1;
+  static constexpr int32_t kSums = kNTiles < 5 && kAtOnce == 1 ? 2 : 1;
   float c[kNTiles][kSums][4] = {};
 
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return kSums == 2 ? c[t][0][i] + c[t][kSums - 1][i] : c[t][0][i]; }

@@ -8,7 +8,7 @@
 //           hidden] bf16 and of markov_w2 [vocab, kMarkovRank] bf16; markov_w1 [vocab, kMarkovRank] bf16; draft_tokens [batch, gamma] int64;
 //           step_logits [batch, gamma, vocab] fp32 or bf16, of requests that sample.
 // Grid      blocks a rank times local ranks, at most one block an SM (all run at once), kNumThreads threads each. kNTiles: N tiles of the LM head's
-//           MMA, of 8 rows each; kBatchTiles: of the Markov product's, of 8 requests each.
+//           MMA, of 8 rows each; kBatchTiles: of the Markov product's, of 8 requests each; kAtOnce: tiles of the LM head that a pair of warps has.
 // Roles     warps 0..7 consume, in pairs; warp 8 streams the block's rows of the LM head and of markov_w2 through the shared-memory ring.
 // Phases    the norm and the LM head | per step: bias, keys, the block's candidates | the tokens that all agree on, and their latents.
 // Hand-over every block's candidate to every rank's mailbox, each word its own flag (stages/draft_choice.hpp). Base logits stay with the block that
@@ -36,7 +36,7 @@ SGL_DEVICE void close_draft(const DraftSamplerParams& p, const DraftBlock& b) {
 }
 
 // Entry: all consumer threads, after the block's first barrier.
-template <int32_t kNTiles, int32_t kBatchTiles>
+template <int32_t kNTiles, int32_t kBatchTiles, int32_t kAtOnce>
 SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftShared& s) {
   const DraftBlock b = draft_block(p);
   const abi::DraftRank& own = p.ranks[b.local_rank];
@@ -46,7 +46,7 @@ SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftSh
   if (p.greedy == 0) noise_offset = static_cast<uint32_t>(dialect::load_plain(reinterpret_cast<uint64_t*>(own.noise_offset)));
   if (dialect::planted(dialect::Planted::kStaleNoise)) --noise_offset;
   check_anchors(p, b);
-  run_draft_head<kNTiles>(p, s);
+  run_draft_head<kNTiles, kAtOnce>(p, s);
   mail.clear();
   run_draft_steps<kBatchTiles>(p, s, b, mail, noise_offset);
   close_draft(p, b);
@@ -54,7 +54,7 @@ SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftSh
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier publishes it
 // (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-template <int32_t kNTiles, int32_t kBatchTiles>
+template <int32_t kNTiles, int32_t kBatchTiles, int32_t kAtOnce>
 SGL_DEVICE void draft_sampler_body(const DraftSamplerParams& p) {
   const DraftShared s{p.shared};
   const int32_t thread = dialect::thread_idx();
@@ -70,7 +70,7 @@ SGL_DEVICE void draft_sampler_body(const DraftSamplerParams& p) {
   if (thread >= kConsumerThreads) {
     produce_draft_weights(p, s, thread % 32);
   } else {
-    draft_sampler_consume<kNTiles, kBatchTiles>(p, s);
+    draft_sampler_consume<kNTiles, kBatchTiles, kAtOnce>(p, s);
   }
 }
 

@@ -1,0 +1,61 @@
+"""DeepSeek-V4.1 on NVIDIA with draft_sampler: its DSPARK draft's proposals, and a target that keeps SGLang's forward in every step.
+
+SGLang asks for a draft's spec only where the target has one. The target's covers no width and touches nothing; without proposals to make the flag
+would be of no use, so a server that has none is refused. TP 1, 2, 4 and 8: guard/draft.py says which splits of the vocabulary the draft may have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.kernels.plugin_kernels.nvidia.spec import (
+    MEGAKERNEL_API_VERSION,
+    BuildContext,
+    Feature,
+    MegakernelSpec,
+    Numerics,
+    NumericsKind,
+    Requirements,
+)
+
+from sgl_lowlatency import config
+from sgl_lowlatency.build.draft import deepseek_v4_parts
+from sgl_lowlatency.guard.config import server_argument_reasons
+from sgl_lowlatency.guard.device import installation_reasons
+from sgl_lowlatency.guard.draft import deepseek_v4_reasons
+from sgl_lowlatency.guard.parallel import SPLITS, TP_SIZES
+from sgl_lowlatency.runtime.draft_sampler import KeptForward
+from sgl_lowlatency.specs.nvidia.dspark import GRAPH_BACKENDS, ISAS, SWITCH, draft_spec
+
+DEEPSEEK_V4_DSPARK_SPEC = draft_spec("DeepSeek-V4.1's DSpark draft", deepseek_v4_reasons, deepseek_v4_parts)
+
+
+def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
+    from sglang.srt.kernel_plugins.nvidia.binding import device_isa
+
+    try:
+        settings = config.get()
+    except ValueError as error:
+        return [str(error)]
+    reasons = [] if settings.draft_sampler else [f"{SWITCH}, and of DeepSeek-V4 there is nothing else"]
+    if cfg.speculative_algorithm != "DSPARK":
+        reasons.append(f"speculative_algorithm {cfg.speculative_algorithm!r} is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4")
+    if cfg.tp_size > 1:
+        reasons += server_argument_reasons(cfg, SPLITS)
+    return reasons + installation_reasons(device_isa(), emulate=settings.emulate)
+
+
+def _build(model: Any, hf_config: Any, context: BuildContext) -> KeptForward:
+    return KeptForward()
+
+
+DEEPSEEK_V4_TARGET_SPEC = MegakernelSpec(
+    name="sgl_lowlatency (DeepSeek-V4.1, its draft's proposals alone)",
+    requires=Requirements(isas=ISAS, tp_sizes=frozenset(TP_SIZES), decode_graph_backends=GRAPH_BACKENDS),
+    features=frozenset({Feature.SPECULATIVE_DECODING}),
+    numerics=Numerics(NumericsKind.BITWISE),
+    max_rows=0,
+    build=_build,
+    api_version=MEGAKERNEL_API_VERSION,
+    config_disable_reasons=_config_disable_reasons,
+)
