@@ -54,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, default=None, help=argparse.SUPPRESS)
 
 
+def typed(words: list[str]) -> list[str]:
+    """A child's arguments as its parent was given them."""
+    return words[: words.index("--rank")] if "--rank" in words else words
+
+
 def missing(args: argparse.Namespace) -> str | None:
     """Why the ranks cannot run here, or None."""
     if args.device == "cuda" and torch.cuda.device_count() < args.ranks:

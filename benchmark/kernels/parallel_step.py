@@ -260,8 +260,8 @@ def child(args: argparse.Namespace) -> int:
         read_gb_s = min(place.gather(read_bandwidth.measure()["read_gb_s"]))
     if place.rank == 0:
         results = Results(
-            args.out, what="kernel-step", name=args.name, weights=decode_step.WEIGHTS, command=["python3", "-m", MODULE, *sys.argv[1:]],
-            commit=args.commit,
+            args.out, what="kernel-step", name=args.name, weights=decode_step.WEIGHTS,
+            command=["python3", "-m", MODULE, *rank_processes.typed(sys.argv[1:])], commit=args.commit,
         )  # fmt: skip
         results.set(num_gpus=place.num_ranks if place.device.type == "cuda" else 0)
     deadline.watchdog(args.deadline, None if results is None else lambda: print(table(results.content)))
