@@ -8,7 +8,7 @@ from decode_step_cases import assert_pool_untouched
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import DecodeStep
 from sgl_lowlatency.kernels.fault import describe_fault
-from sgl_lowlatency.kernels.rank_group import Trial
+from sgl_lowlatency.kernels.rank_group import TIMELINE_POINTS, Trial
 from sgl_lowlatency.kernels.virtual_ranks import VirtualRanks, virtual_groups
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
@@ -34,7 +34,7 @@ class RankRunner:
         for plan in self.plans.values():
             assert validate(plan) == []
         groups = virtual_groups(num_ranks, max(rows), geometry.hidden, geometry.vocab, self.device)
-        points = (grid, geometry.num_layers, _C.abi.kTimelinePoints)
+        points = (grid, geometry.num_layers, len(TIMELINE_POINTS))
         self.timelines = [torch.zeros(points, dtype=torch.int64, device=self.device) if is_timed else None for _ in groups]
         self.is_trial = form is not None or is_timed
         trials = [Trial(form or 0, timeline) if self.is_trial else None for timeline in self.timelines]

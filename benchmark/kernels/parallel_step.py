@@ -31,7 +31,6 @@ from benchmark import models
 from benchmark.common import deadline
 from benchmark.common import ranks as rank_processes
 from benchmark.common.ranks import Place
-from sgl_lowlatency import _C
 from sgl_lowlatency.bench import decode_step, floors, read_bandwidth, stats, timeline, timing
 from sgl_lowlatency.bench.inputs import Inputs, Pool
 from sgl_lowlatency.bench.results import Results
@@ -116,7 +115,7 @@ class Rank:
         for form, bits in UNTIMED.items():
             add(form, Trial(bits))
         for form, bits in TIMED.items():
-            clock = torch.zeros(next(iter(self.plans.values())).grid, local.num_layers, _C.abi.kTimelinePoints, dtype=torch.int64, device=device)
+            clock = torch.zeros(next(iter(self.plans.values())).grid, local.num_layers, len(timeline.POINTS), dtype=torch.int64, device=device)
             add(f"timed {form}", Trial(bits, clock), clock)
 
     def attach(self, pool: Pool) -> None:

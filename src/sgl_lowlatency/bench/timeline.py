@@ -11,10 +11,8 @@ import dataclasses
 import torch
 
 from sgl_lowlatency.bench import stats
-from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
-from sgl_lowlatency import _C
+from sgl_lowlatency.kernels.rank_group import TIMELINE_POINTS as POINTS
 
-POINTS: dict[str, int] = _C.abi.timeline_points
 # (phase, whether it only waits, from, to). Together they are a layer, but for the fence, which lies in gate_up's tiles.
 PHASES = (
     ("qkv: wait for the stream", True, "Begin", "QkvOperand"),
@@ -48,8 +46,8 @@ class Phase:
 def phases(timeline: torch.Tensor) -> list[Phase]:
     """The phases of a layer, in order; then what lies inside of one; then the layer. The first layer, whose stream is the embedding, is left out where
     there are others. Raises ValueError for a timeline that a launch has not filled, or whose clock ran backwards."""
-    if timeline.dim() != 3 or timeline.shape[2] != _C.abi.kTimelinePoints:
-        raise ValueError(f"a timeline is [grid, layers, {_C.abi.kTimelinePoints}], not {list(timeline.shape)}")
+    if timeline.dim() != 3 or timeline.shape[2] != len(POINTS):
+        raise ValueError(f"a timeline is [grid, layers, {len(POINTS)}], not {list(timeline.shape)}")
     times = timeline.cpu()[:, min(1, timeline.shape[1] - 1) :]
     if bool((times == 0).any()):
         raise ValueError("a point of the timeline was not passed")

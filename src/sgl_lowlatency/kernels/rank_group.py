@@ -15,6 +15,7 @@ PEER_COPIES: int = _C.abi.kPeerCopies  # of the words that ranks push to each ot
 MAX_ROWS: int = _C.abi.kMaxParallelRows  # of a tensor-parallel step
 MAX_VIRTUAL_RANKS: int = _C.abi.kMaxVirtualRanks  # of one launch
 FORMS = {"wide stores": _C.abi.kFormWideStores, "narrow fence": _C.abi.kFormNarrowFence, "tagged words": _C.abi.kFormTagged}  # bits
+TIMELINE_POINTS: dict[str, int] = _C.abi.timeline_points  # abi::TimelinePoint without its prefix
 
 
 @dataclasses.dataclass(frozen=True)
