@@ -21,6 +21,8 @@
 #                     400 s: first 3 turns at half their length, contexts of 6k to 18k, by the direct driver, which needs no package and
 #                     no network. REPLAY_ARGS stands for `--model qwen3-8b --scale 0.5`: with `--scale 1` contexts reach 32k and the
 #                     sessions take twice the time; on a CPU `--smoke --scale 0.02`
+#          ranks      two GPUs: the tensor-parallel step in every form and its timeline, a layer's sums against NCCL and SGLang, a million launches, a killed
+#                     rank; no server (about 4 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
 # PYTHONPATH must lead to the installed package; `python3` must be the one with SGLang. DEADLINE (s, default 580) is the whole
@@ -85,6 +87,10 @@ for name in "$@"; do
       phase scenarios serve.scenarios || status=1
       wait $refusals || status=1 ;;
     replay) replay || status=1 ;;
+    ranks)
+      phase ranks-step kernels.parallel_step || status=1
+      phase ranks-check kernels.ranks_check || status=1
+      phase ranks-sums kernels.peer_sums || status=1 ;;
     hang) PYTHONPATH=$SITE_PLANTED:${PYTHONPATH:-} phase hang serve.hang || status=1 ;;
     *) echo "no phase $name" >&2; exit 2 ;;
   esac

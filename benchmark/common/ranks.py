@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """--ranks and --device, and what `run` tells its children."""
     parser.add_argument("--ranks", type=int, default=2, help="processes, a GPU each (default 2)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: host emulation, whose times mean nothing")
-    for name in ("--rank", "--store"):
+    for name in ("--rank", "--store", "--work"):  # --work: the scratch folder that gpu_checks.sh names to every script; nothing is written
         parser.add_argument(name, default=None, help=argparse.SUPPRESS)
 
 

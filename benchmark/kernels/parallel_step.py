@@ -7,13 +7,13 @@ A process a rank, a GPU each. Arms, all on the same weights and the same cached 
     served      the tensor-parallel step that servers run
     FORM        the same with one thing changed: wide stores, narrow fence, both, tagged words
     timed FORM  with the clock read at points of a layer: its time says what the clock costs, its phases where a layer's time goes
-No server, no scheduler, no sampling: what a served step takes beside `served` is not the kernel's. A step ends with its LM head, as served ones do. Graphs of
-one launch are replayed back to back between two events, behind one replay that brings the ranks together; arms in turn; of every repeat the slower rank counts.
+No server, no scheduler, no sampling: what a served step takes beside `served` is not the kernel's. A step ends with its LM head, as served ones do.
+Graphs of one launch are replayed back to back between two events, behind one replay that brings the ranks together; arms in turn; of every repeat the
+slower rank counts.
 
-Checked before the times: all ranks' hidden states have the same bits, in every form the same, eager and replayed, and are as near to the whole step's as
-sums of another order are; logits are written in full.
-Needs torch, as many GPUs as ranks, and the package; with --device cpu, SGL_LOWLATENCY_EMULATE=1 and small shapes. Exit status: 0 if every case was
-measured and no check failed.
+Checked before the times: all ranks' hidden states have the same bits, in every form the same, eager and replayed, and are as near to the whole
+step's as sums of another order are; logits are written in full. Needs torch, as many GPUs as ranks, and the package; with --device cpu,
+SGL_LOWLATENCY_EMULATE=1 and small shapes. Exit status: 0 if every case was measured and no check failed.
 """
 
 from __future__ import annotations

@@ -3,18 +3,20 @@ against epilogue_multicast's pushed tiles (on).
 
     python3 -m benchmark.kernels.peer_sums --out OUT [--ranks 2] [--rows 1,2,6,8] [--hidden 4096] [--k 4096]
 
-A process a rank, a GPU each. A graph holds --layers layers, each with weights of its own, one after the other as in a decode step; the time is that of a
+A process a rank, a GPU each. A graph holds --layers layers, each with weights of its own, one after the other as in a decode step; the time is that
+of a
 layer, of every repeat the slower rank's. Arms:
     product      torch's product alone: what a layer costs at least
     nccl, sglang product, that library's all-reduce of bf16 partial sums, residual and norm with torch, two kernels
     nccl alone, sglang alone    its all-reduce and nothing else
     pushed       epilogue_multicast: product, push, sum in fp32, residual, norm
-`sum_us` of an arm is what it takes beside the product. SGLang's is the one that its server would choose for the group (dispatch_custom_allreduce); where
+`sum_us` of an arm is what it takes beside the product. SGLang's is the one that its server would choose for the group (dispatch_custom_allreduce);
+where
 sglang is not installed or has none for these GPUs, a note says so. No multicast object is made.
 
-Checked before the times: the gate of the pushed outputs against float64, and that all ranks have the same bits of them.
-Needs torch, as many GPUs as ranks, and the package; with --device cpu, SGL_LOWLATENCY_EMULATE=1 and small sizes, gloo's all-reduce stands for NCCL's. Exit
-status: 0 if every case was measured and no check failed.
+Checked before the times: the gate of the pushed outputs against float64, and that all ranks have the same bits of them. Needs torch, as many GPUs
+as ranks, and the package; with --device cpu, SGL_LOWLATENCY_EMULATE=1 and small sizes, gloo's all-reduce stands for NCCL's. Exit status: 0 if every
+case was measured and no check failed.
 """
 
 from __future__ import annotations
@@ -190,8 +192,8 @@ def rows_of(num_ranks: int, rows: int, hidden: int, k: int, layers: int, times: 
     found = []
     for rival in (name for name in times if f"{name} alone" in times):
         found.append(case | {
-            "against": rival, "off_ms": [round(us / 1e3, 6) for us in slower[rival]], "off_sum_us": round(stats.median(slower[rival]) - product_us, 3),
-            "alone_us": [round(us, 3) for us in slower[f"{rival} alone"]],
+            "against": rival, "off_ms": [round(us / 1e3, 6) for us in slower[rival]],
+            "off_sum_us": round(stats.median(slower[rival]) - product_us, 3), "alone_us": [round(us, 3) for us in slower[f"{rival} alone"]],
         })  # fmt: skip
     return found
 
@@ -200,14 +202,14 @@ def table(content: dict) -> str:
     """One line a case and rival, microseconds a layer."""
     lines = [f"{content['gpu']}, driver {content['driver']}, {content['versions']}", content["notes"]]
     lines.append(
-        f"{'ranks':>5} {'rows':>4} {'against':>8} {'off':>8} {'pushed':>8} {'product':>8} {'ratio':>6} | beside the product: {'off':>7} {'pushed':>7} "
-        f"{'its all-reduce alone':>20}  problems"
+        f"{'ranks':>5} {'rows':>4} {'against':>8} {'off':>8} {'pushed':>8} {'product':>8} {'ratio':>6} | beside the product: "
+        f"{'off':>7} {'pushed':>7} {'its all-reduce alone':>20}  problems"
     )
     for row in content["rows"]:
         lines.append(
             f"{row['tp']:5d} {row['rows']:4d} {row['against']:>8} {1e3 * stats.median(row['off_ms']):8.2f} {1e3 * stats.median(row['on_ms']):8.2f}"
-            f" {row['product_us']:8.2f} {row['ratio']:6.2f} | {'':20}{row['off_sum_us']:7.2f} {row['sum_us']:7.2f} {stats.median(row['alone_us']):20.2f}"
-            f"  {'; '.join(row['problems']) or '-'}"
+            f" {row['product_us']:8.2f} {row['ratio']:6.2f} | {'':20}{row['off_sum_us']:7.2f} {row['sum_us']:7.2f}"
+            f" {stats.median(row['alone_us']):20.2f}  {'; '.join(row['problems']) or '-'}"
         )
     return "\n".join(lines)
 

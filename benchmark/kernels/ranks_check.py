@@ -2,10 +2,11 @@
 
     python3 -m benchmark.kernels.ranks_check --out OUT [--ranks 2] [--cases launches,killed] [--launches 1000000]
 
-A process a rank, a GPU each, over workspaces that they share. `launches`: graphs of --per-graph launches of a small model of one layer, one after the
-other; now and then all ranks' hidden states must have the bits of the first launch. `killed`: the ranks run steps of a model of --layers layers one after the
-other; the last one is killed with SIGKILL, whatever it does just then; each other one must leave a record that names it within the deadline, and end.
-Needs torch, as many GPUs as ranks, and the package; with --device cpu, SGL_LOWLATENCY_EMULATE=1. Exit status 0 if every case passed.
+A process a rank, a GPU each, over workspaces that they share. `launches`: graphs of --per-graph launches of a small model of one layer, one after
+the other; now and then all ranks' hidden states must have the bits of the first launch. `killed`: the ranks run steps of a model of --layers layers
+one after the other; the last one is killed with SIGKILL, whatever it does just then; each other one must leave a record that names it within the
+deadline, and end. Needs torch, as many GPUs as ranks, and the package; with --device cpu, SGL_LOWLATENCY_EMULATE=1. Exit status 0 if every case
+passed.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ def main() -> int:
     parser.add_argument("--per-graph", type=int, default=500, help="launches of a graph")
     parser.add_argument("--layers", type=int, default=36, help="of the steps that a rank is killed in")
     parser.add_argument("--after", type=float, default=2.0, help="seconds of steps before the rank is killed")
-    parser.add_argument("--kernel-deadline", type=float, default=2.0, help="deadline of every wait in the kernel, s; ranks wait half of it for each other")
+    parser.add_argument("--kernel-deadline", type=float, default=2.0, help="of every wait in the kernel, s; ranks wait half of it for each other")
     parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
     parser.add_argument("--deadline", type=float, default=150, help="seconds after which everything is killed")
     parser.add_argument("--row", type=Path, default=None, help=argparse.SUPPRESS)
@@ -229,7 +230,8 @@ def main() -> int:
         else:
             path = args.out / f"{args.name}.row"
             status = rank_processes.run(MODULE, [*sys.argv[1:], "--cases", case, "--row", str(path)], args.ranks, args.deadline)
-            row = json.loads(path.read_text()) if path.exists() else {"case": case, "tp": args.ranks, "problems": [f"the ranks ended with status {status}"]}
+            failed = {"case": case, "tp": args.ranks, "problems": [f"the ranks ended with status {status}"]}
+            row = json.loads(path.read_text()) if path.exists() else failed
             path.unlink(missing_ok=True)
         results.add(**row)
         deadline.say(case, "ok" if not row["problems"] else row["problems"])

@@ -60,7 +60,8 @@ void trial_step_cuda(const abi::TrialStepParams& params, int32_t grid, uintptr_t
 void virtual_trial_cuda(const std::vector<abi::TrialStepParams>& ranks, int32_t grid, uintptr_t stream) {
   for (const abi::TrialStepParams& rank : ranks) {
     check_trial_step(rank, grid);
-    require(rank.form == ranks[0].form && (rank.timeline != nullptr) == (ranks[0].timeline != nullptr), "virtual ranks of several forms have no kernel");
+    const bool is_alike = rank.form == ranks[0].form && (rank.timeline != nullptr) == (ranks[0].timeline != nullptr);
+    require(is_alike, "virtual ranks of several forms have no kernel");
   }
   of_form(ranks.at(0), [&](auto, auto of_ranks) {
     const auto all = virtual_ranks<decltype(of_ranks)>(ranks, grid);

@@ -1,5 +1,5 @@
-"""The forms that a tensor-parallel step's sums may take: each gives the served step's bits under every schedule with weak memory, and what it relies on
-is found missing. The judge of the served step's bits is the unsharded oracle, in test_parallel_step.py."""
+"""The forms that a tensor-parallel step's sums may take: each gives the served step's bits under every schedule with weak memory, and what it relies
+on is found missing. The judge of the served step's bits is the unsharded oracle, in test_parallel_step.py."""
 
 import pytest
 import torch

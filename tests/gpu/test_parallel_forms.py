@@ -1,4 +1,4 @@
-"""The forms of a tensor-parallel step's sums on the GPU, with virtual ranks: the bits of the served step, however often, and what a timed one leaves."""
+"""The forms of a tensor-parallel step's sums on the GPU, with virtual ranks: the bits of the served step, and what a timed one leaves."""
 
 import pytest
 import torch
@@ -55,7 +55,6 @@ def test_many_launches_end(form):
 
 @pytest.mark.parametrize("form", TIMED)
 def test_a_timed_step_passes_every_point_and_changes_no_bit(form):
-    """Ranks on streams of their own: of virtual ranks in one launch the served form alone is timed."""
     geometry, _, served = cut_runner("qwen3-8b", SEED, 2, (1,))
     step = random_step(geometry, [65], SEED, "cuda")
     wanted = served.run(step, apart=True)

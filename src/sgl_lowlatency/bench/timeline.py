@@ -1,8 +1,7 @@
 """Where a layer of a tensor-parallel step spends its time: what the clock said at points of each layer, as phases.
 
-A timeline is int64 [grid, num_layers, points], ns of one GPU's timer at the points of abi::TimelinePoint, by thread 0 of each block. Timers of two GPUs
-have nothing in common: a phase is a difference of one block's points.
-"""
+A timeline is int64 [grid, num_layers, points], ns of one GPU's timer at the points of abi::TimelinePoint, by thread 0 of each block. Timers of two
+GPUs have nothing in common: a phase is a difference of one block's points."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ class Phase:
 
 
 def phases(timeline: torch.Tensor) -> list[Phase]:
-    """The phases of a layer, in order; then what lies inside of one; then the layer. The first layer, whose stream is the embedding, is left out where
-    there are others. Raises ValueError for a timeline that a launch has not filled, or whose clock ran backwards."""
+    """The phases of a layer, in order; then what lies inside of one; then the layer. The first layer, whose stream is the embedding, is left out
+    where there are others. Raises ValueError for a timeline that a launch has not filled, or whose clock ran backwards."""
     if timeline.dim() != 3 or timeline.shape[2] != len(POINTS):
         raise ValueError(f"a timeline is [grid, layers, {len(POINTS)}], not {list(timeline.shape)}")
     times = timeline.cpu()[:, min(1, timeline.shape[1] - 1) :]
@@ -82,7 +81,9 @@ def table(found: list[dict]) -> str:
     for name in dict.fromkeys(row["phase"] for row in found):
         of_ranks = [next(row for row in found if row["phase"] == name and row["rank"] == rank) for rank in ranks]
         mark = "*" if of_ranks[0]["waits"] else " "
-        lines.append(f"{mark} {name:30}" + "".join(f" |         {row['median_us']:6.2f} {row['p90_us']:6.2f} {row['mean_us']:6.2f}" for row in of_ranks))
-    waits = {rank: sum(row["mean_us"] for row in found if row["rank"] == rank and row["waits"] and not row["phase"].startswith("of ")) for rank in ranks}
+        cells = (f" |         {row['median_us']:6.2f} {row['p90_us']:6.2f} {row['mean_us']:6.2f}" for row in of_ranks)
+        lines.append(f"{mark} {name:30}" + "".join(cells))
+    waiting = {name for name, is_wait, *_ in PHASES if is_wait}
+    waits = {rank: sum(row["mean_us"] for row in found if row["rank"] == rank and row["phase"] in waiting) for rank in ranks}
     lines.append("* waits; together " + ", ".join(f"{waited:.2f} on rank {rank}" for rank, waited in waits.items()))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Do the GPUs offer NVLink multicast objects? A question to the CUDA driver, opened at run time, about an attribute: no context and no object is made.
+"""Do the GPUs offer NVLink multicast objects? A question to the CUDA driver, opened at run time, about an attribute: no context, no object is made.
 
 Nothing in this package makes a multicast object. epilogue_multicast stores through one where its host hands it the address
 (MappedWorkspaces.multicast): that is the opt-in. decode_step stores once a rank.

@@ -31,7 +31,8 @@ def run(module, name, folder, repo_root, *words):
 
 
 def test_every_form_of_a_step_on_two_ranks(tmp_path, repo_root):
-    words = ("--models", "qwen3-tiny", "--layers", "2", "--rows", "2", "--contexts", "9", "--groups", "1", "--group-ms", "0", "--kernel-deadline", "120")
+    words = ("--models", "qwen3-tiny", "--layers", "2", "--rows", "2", "--contexts", "9", "--groups", "1", "--group-ms", "0",
+             "--kernel-deadline", "120")  # fmt: skip
     content, printed = run(parallel_step, "kernel-parallel-step", tmp_path, repo_root, *words)
     steps = [row for row in content["rows"] if row["metric"] == "step"]
     forms = ["whole", "served", *parallel_step.UNTIMED, *(f"timed {form}" for form in parallel_step.TIMED)]
@@ -42,7 +43,8 @@ def test_every_form_of_a_step_on_two_ranks(tmp_path, repo_root):
         layers = {phase["rank"]: phase["mean_us"] for phase in row["phases"] if phase["phase"] == "layer"}
         assert layers.keys() == {0, 1} and all(mean > 0 for mean in layers.values())
         for rank, mean in layers.items():
-            parts = sum(phase["mean_us"] for phase in row["phases"] if phase["rank"] == rank and phase["phase"] in {name for name, *_ in timeline.PHASES})
+            of_layer = {name for name, *_ in timeline.PHASES}
+            parts = sum(phase["mean_us"] for phase in row["phases"] if phase["rank"] == rank and phase["phase"] in of_layer)
             assert parts == pytest.approx(mean, rel=1e-3, abs=0.02)
     assert "--rank" not in content["command"] and "timed tagged words\nus a layer" in printed
 
@@ -77,7 +79,10 @@ class Alone(ranks.Place):
 def rank(monkeypatch):
     """A begun case of a rank alone."""
     monkeypatch.setattr(parallel_step, "device_limits", lambda _device: DeviceLimits(3, EMULATED_SHARED_MEMORY_BYTES, "emulation"))
-    monkeypatch.setattr(parallel_step, "meet", lambda name, tokens, plans, device, group, s: virtual_groups(1, max(plans), SHAPE.hidden, tokens, device)[0])
+    def meet(name, num_tokens, plans, device, group, deadline_s):
+        return virtual_groups(1, max(plans), SHAPE.hidden, num_tokens, device)[0]
+
+    monkeypatch.setattr(parallel_step, "meet", meet)
     one = parallel_step.Rank(Alone(0, 1, torch.device("cpu"), None), "tiny", SHAPE, (2,))
     pool = Pool(SHAPE, 2, 9, torch.device("cpu"))
     one.attach(pool)
@@ -131,7 +136,8 @@ def test_the_slower_rank_counts_and_the_floor_is_a_ranks():
 
 
 def test_a_rivals_sum_is_what_it_takes_beside_the_product():
-    times = {"product": [[10.0, 10.0]] * 2, "pushed": [[14.0, 15.0], [15.0, 14.0]], "nccl": [[30.0, 31.0], [29.0, 30.0]], "nccl alone": [[12.0, 12.5]] * 2}
+    times = {"product": [[10.0, 10.0]] * 2, "pushed": [[14.0, 15.0], [15.0, 14.0]], "nccl": [[30.0, 31.0], [29.0, 30.0]]}
+    times["nccl alone"] = [[12.0, 12.5]] * 2
     (row,) = peer_sums.rows_of(2, 1, 4096, 4096, 36, times, [])
     assert row["on_ms"] == [0.015, 0.015] and row["off_ms"] == [0.03, 0.031] and (row["sum_us"], row["off_sum_us"]) == (5.0, 20.5)
 
