@@ -4,7 +4,7 @@
 #include <string>
 
 #include "kernels/nvidia/decode_step/decode_step_parallel.cuh"
-#include "launch/parallel_launch.cuh"
+#include "launch/cooperative_launch.hpp"
 
 namespace sgl_lowlatency::launch {
 namespace {
