@@ -65,7 +65,7 @@ void bind_parallel_step(py::module_& m) {
       }, py::arg("rank"), py::arg("address"));
   a.attr("kTimelinePoints") = py::int_(static_cast<int32_t>(abi::kTimelinePoints));
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int32_t>(abi::name))
-  SGL_CONSTANT(kFormWideStores); SGL_CONSTANT(kFormNarrowFence); SGL_CONSTANT(kFormTagged);
+  SGL_CONSTANT(kFormWideStores); SGL_CONSTANT(kFormNarrowFence); SGL_CONSTANT(kFormTagged); SGL_CONSTANT(kFormThreeAhead);
 #undef SGL_CONSTANT
 #define SGL_POINT(name) points[#name] = static_cast<int32_t>(abi::kPoint##name)
   py::dict points;

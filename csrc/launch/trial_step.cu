@@ -34,6 +34,7 @@ void of_form(const abi::TrialStepParams& p, const What& what) {
   SGL_OFFER(3, false);
   SGL_OFFER(4, false);
   SGL_OFFER(4, true);
+  SGL_OFFER(8, false);
 #undef SGL_OFFER
   require(is_found, std::string(is_timed ? "a timed" : "an untimed") + " step of form " + std::to_string(p.form) + " has no kernel");
 }

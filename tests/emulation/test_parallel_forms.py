@@ -17,7 +17,7 @@ from sgl_lowlatency.kernels.rank_group import FORMS
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
 WIDE, NARROW_FENCE, TAGGED = FORMS["wide stores"], FORMS["narrow fence"], FORMS["tagged words"]
-ALL = {"wide stores, narrow fence": WIDE + NARROW_FENCE, "narrow fence": NARROW_FENCE, "tagged words": TAGGED}
+ALL = {"wide stores, narrow fence": WIDE + NARROW_FENCE, "narrow fence": NARROW_FENCE, "tagged words, three ahead": TAGGED + FORMS["three ahead"]}
 STREAMS = ["two", "one layer", "blocks of one operation", "one layer, blocks of one operation", "four"]
 
 
@@ -135,7 +135,7 @@ def test_the_launch_refuses_what_is_no_form():
             _C.trial_step_emulate([[changed]], runner.ranks.grid)
         return str(error.value)
 
-    assert refusal(params[0], form=8) == "decode_step: form 8 is not one"
+    assert refusal(params[0], form=16) == "decode_step: form 16 is not one"
     assert refusal(params[0], form=TAGGED + WIDE) == f"decode_step: form {TAGGED + WIDE} is not one"
     assert refusal(params[1]) == "decode_step: rows 9 of a form's step is above 8"
     with pytest.raises(ValueError, match="virtual ranks disagree: some are trials"):

@@ -14,7 +14,10 @@ from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
 PEER_COPIES: int = _C.abi.kPeerCopies  # of the words that ranks push to each other, in a workspace
 MAX_ROWS: int = _C.abi.kMaxParallelRows  # of a tensor-parallel step
 MAX_VIRTUAL_RANKS: int = _C.abi.kMaxVirtualRanks  # of one launch
-FORMS = {"wide stores": _C.abi.kFormWideStores, "narrow fence": _C.abi.kFormNarrowFence, "tagged words": _C.abi.kFormTagged}  # bits
+FORMS = {  # bits
+    "wide stores": _C.abi.kFormWideStores, "narrow fence": _C.abi.kFormNarrowFence, "tagged words": _C.abi.kFormTagged,
+    "three ahead": _C.abi.kFormThreeAhead,
+}  # fmt: skip
 TIMELINE_POINTS: dict[str, int] = _C.abi.timeline_points  # abi::TimelinePoint without its prefix
 
 

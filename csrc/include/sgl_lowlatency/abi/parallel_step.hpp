@@ -27,6 +27,7 @@ enum PeerForm : int32_t {
   kFormWideStores = 1,   // a store has four columns instead of two
   kFormNarrowFence = 2,  // of a block's warps only those that push or take fence at system scope, the others at gpu scope
   kFormTagged = 4,       // a word comes with its layer's number, 64 bits at once: nothing is cleared, nothing fenced at system scope
+  kFormThreeAhead = 8,   // a ring's worth of an operation's first stages is asked for three at a time instead of kMaxStagesInFlightAhead
 };
 
 // Where a layer of a dense step reads the clock, in this order.

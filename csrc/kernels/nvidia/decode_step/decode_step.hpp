@@ -330,6 +330,9 @@ SGL_DEVICE void decode_step_body(const Params& p) {
     if constexpr (kExpertWords > 0) {
       produce_moe_weights<kElementBytes>(p, s, thread % 32);
     } else {
+      if constexpr (kIsParallel) {
+        if ((abi::form_of(p) & abi::kFormThreeAhead) != 0) return produce_weights<kElementBytes, 3>(p, s, thread % 32);
+      }
       produce_weights<kElementBytes>(p, s, thread % 32);
     }
   } else {
