@@ -40,7 +40,7 @@ enum TimelinePoint : int32_t {
   kPointOutProj = 5,  // .. and pushed
   kPointMid = 6,      // all ranks' sums of the block's tiles are taken
   kPointGateUpOperand = 7,
-  kPointClears = 8,      // the upkeep's clears are made, or begun where the block has a single tile
+  kPointClears = 8,      // this thread's clears of the upkeep are made
   kPointFence = 9,       // its fence begins
   kPointFenced = 10,
   kPointGateUp = 11,
