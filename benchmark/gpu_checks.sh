@@ -25,6 +25,8 @@
 #                     call on the same host goes on with the next (about 19 min in all)
 #          replay-aiperf, replay-scenario  Qwen3-8B by aiperf, from the wheels in WHEELS, a folder; scenario: with thinking time, 120 s a run at 1
 #                     and 4 (about 16 min each: calls of 580 s that go on). `benchmark.replay … --dry-run` tells what its arguments take
+#          ranks      two GPUs: the tensor-parallel step in every form and its timeline, a layer's sums against NCCL and SGLang, a million launches, a killed
+#                     rank; no server (about 4 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
 # PYTHONPATH must lead to the installed package; `python3` must be the one with SGLang. DEADLINE (s, default 580) is the whole
@@ -101,6 +103,10 @@ for name in "$@"; do
     replay-scenario)
       REPLAY_S=${REPLAY_S:-570} replay replay-scenario replay-scenario-qwen3-8b --model qwen3-8b --aiperf-wheels "$WHEELS" \
         --mode scenario-timing --duration 120 --scale 0.5 --peak 32768 --pool-tokens 196608 --concurrency 1,4 --repeats 1 || status=1 ;;
+    ranks)
+      phase ranks-step kernels.parallel_step || status=1
+      phase ranks-check kernels.ranks_check || status=1
+      phase ranks-sums kernels.peer_sums || status=1 ;;
     hang) PYTHONPATH=$SITE_PLANTED:${PYTHONPATH:-} phase hang serve.hang || status=1 ;;
     *) echo "no phase $name" >&2; exit 2 ;;
   esac

@@ -79,8 +79,10 @@ void bind_epilogue_multicast(py::module_& m) {
   m.def(
       "epilogue_multicast_emulate",
       [](const std::vector<std::vector<Params>>& launches, const std::vector<uint32_t>& slowness, uint64_t seed, int32_t planted, int32_t starvation,
-         const std::vector<RegionTuple>& regions, const std::vector<std::tuple<uintptr_t, size_t, std::vector<uintptr_t>>>& multicasts) {
+         const std::vector<RegionTuple>& regions, const std::vector<std::tuple<uintptr_t, size_t, std::vector<uintptr_t>>>& multicasts,
+         bool is_shared) {
         emulation::Options options = emulation_options(seed, planted, starvation, regions);
+        options.is_shared = is_shared;
         for (const auto& [base, bytes, targets] : multicasts) {
           options.multicasts.push_back({reinterpret_cast<void*>(base), bytes, {}});
           for (const uintptr_t target : targets) options.multicasts.back().targets.push_back(reinterpret_cast<void*>(target));
@@ -92,9 +94,9 @@ void bind_epilogue_multicast(py::module_& m) {
       },
       py::arg("launches"), py::arg("slowness") = std::vector<uint32_t>{}, py::arg("seed") = 0, py::arg("planted") = 0, py::arg("starvation") = -1,
       py::arg("regions") = std::vector<RegionTuple>{},
-      py::arg("multicasts") = std::vector<std::tuple<uintptr_t, size_t, std::vector<uintptr_t>>>{},
+      py::arg("multicasts") = std::vector<std::tuple<uintptr_t, size_t, std::vector<uintptr_t>>>{}, py::arg("is_shared") = false,
       "Runs the streams of several emulated GPUs, each a list of launches, at the same time. regions as in emulation_launch; multicasts: (address, "
-      "bytes, workspaces)");
+      "bytes, workspaces); is_shared: other ranks are other processes");
 }
 
 }  // namespace sgl_lowlatency

@@ -5,6 +5,7 @@
 
 #include "emulation/parallel_step.hpp"
 #include "launch/parallel_step.hpp"
+#include "launch/trial_step.hpp"
 
 namespace sgl_lowlatency {
 namespace {
@@ -17,6 +18,26 @@ py::bytes pack_peer_group(int32_t rank, const abi::SymmetricLayout& at, const st
   abi::PeerGroup group{rank, at.num_ranks, {}};
   for (size_t i = 0; i < workspaces.size(); ++i) group.abort[i] = reinterpret_cast<uint64_t*>(workspaces[i] + at.abort);
   return py::bytes(reinterpret_cast<const char*>(&group), sizeof(group));
+}
+
+// Binds the emulation of launches of Params.
+template <class Params>
+void bind_emulation(py::module_& m, const char* name) {
+  m.def(
+      name,
+      [](const std::vector<std::vector<Params>>& launches, int32_t grid, const std::vector<uint32_t>& slowness, uint64_t seed, int32_t planted,
+         int32_t starvation, const std::vector<RegionTuple>& regions, bool is_shared) {
+        emulation::Options options = emulation_options(seed, planted, starvation, regions);
+        options.is_shared = is_shared;
+        std::vector<emulation::StepStream<Params>> streams(launches.size());
+        for (size_t i = 0; i < launches.size(); ++i) streams[i] = {launches[i], grid, i < slowness.size() ? slowness[i] : 1};
+        py::gil_scoped_release release;
+        return emulation::parallel_step(streams, options);
+      },
+      py::arg("launches"), py::arg("grid"), py::arg("slowness") = std::vector<uint32_t>{}, py::arg("seed") = 0, py::arg("planted") = 0,
+      py::arg("starvation") = -1, py::arg("regions") = std::vector<RegionTuple>{}, py::arg("is_shared") = false,
+      "Runs the streams of several emulated GPUs, each a list of launches of `grid` blocks, at the same time. regions as in emulation_launch; "
+      "is_shared: other ranks are other processes");
 }
 
 }  // namespace
@@ -42,6 +63,24 @@ void bind_parallel_step(py::module_& m) {
         if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is not below " + std::to_string(abi::kMaxRanks));
         p.workspaces[rank] = reinterpret_cast<char*>(address);
       }, py::arg("rank"), py::arg("address"));
+  a.attr("kTimelinePoints") = py::int_(static_cast<int32_t>(abi::kTimelinePoints));
+#define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int32_t>(abi::name))
+  SGL_CONSTANT(kFormWideStores); SGL_CONSTANT(kFormNarrowFence); SGL_CONSTANT(kFormTagged); SGL_CONSTANT(kFormThreeAhead);
+#undef SGL_CONSTANT
+#define SGL_POINT(name) points[#name] = static_cast<int32_t>(abi::kPoint##name)
+  py::dict points;
+  SGL_POINT(Begin); SGL_POINT(QkvOperand); SGL_POINT(Qkv); SGL_POINT(Attention); SGL_POINT(OutProjOperand); SGL_POINT(OutProj); SGL_POINT(Mid);
+  SGL_POINT(GateUpOperand); SGL_POINT(Clears); SGL_POINT(Fence); SGL_POINT(Fenced); SGL_POINT(GateUp); SGL_POINT(DownOperand); SGL_POINT(Down);
+  SGL_POINT(End);
+#undef SGL_POINT
+  a.attr("timeline_points") = points;
+  using Trial = abi::TrialStepParams;
+  py::class_<Trial, Params>(a, "TrialStepParams")
+      .def(py::init([] { return Trial{}; }))
+      .def(py::init([](const Trial& other) { return other; }))
+      .def_readwrite("form", &Trial::form)
+      .def_property("timeline", [](const Trial& p) { return reinterpret_cast<uintptr_t>(p.timeline); },
+                    [](Trial& p, uintptr_t address) { p.timeline = reinterpret_cast<uint64_t*>(address); });
   m.def("pack_peer_group", &pack_peer_group, py::arg("rank"), py::arg("layout"), py::arg("workspaces"), "The bytes of a PeerGroup");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("parallel_step_launch_cuda", &launch::parallel_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
@@ -50,22 +89,15 @@ void bind_parallel_step(py::module_& m) {
         py::call_guard<py::gil_scoped_release>());
   m.def("parallel_step_max_blocks", &launch::parallel_step_max_blocks, py::arg("params"), py::arg("is_virtual"),
         "Co-resident blocks of the current device");
+  m.def("trial_step_launch_cuda", &launch::trial_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("virtual_trial_launch_cuda", &launch::virtual_trial_cuda, py::arg("ranks"), py::arg("grid"), py::arg("stream"),
+        py::call_guard<py::gil_scoped_release>());
+  m.def("trial_step_max_blocks", &launch::trial_step_max_blocks, py::arg("params"), py::arg("is_virtual"),
+        "Co-resident blocks of the current device");
 #endif
-  m.def(
-      "parallel_step_emulate",
-      [](const std::vector<std::vector<Params>>& launches, int32_t grid, const std::vector<uint32_t>& slowness, uint64_t seed, int32_t planted,
-         int32_t starvation, const std::vector<RegionTuple>& regions, bool is_shared) {
-        emulation::Options options = emulation_options(seed, planted, starvation, regions);
-        options.is_shared = is_shared;
-        std::vector<emulation::StepStream> streams(launches.size());
-        for (size_t i = 0; i < launches.size(); ++i) streams[i] = {launches[i], grid, i < slowness.size() ? slowness[i] : 1};
-        py::gil_scoped_release release;
-        return emulation::parallel_step(streams, options);
-      },
-      py::arg("launches"), py::arg("grid"), py::arg("slowness") = std::vector<uint32_t>{}, py::arg("seed") = 0, py::arg("planted") = 0,
-      py::arg("starvation") = -1, py::arg("regions") = std::vector<RegionTuple>{}, py::arg("is_shared") = false,
-      "Runs the streams of several emulated GPUs, each a list of launches of `grid` blocks, at the same time. regions as in emulation_launch; "
-      "is_shared: other ranks are other processes");
+  bind_emulation<Params>(m, "parallel_step_emulate");
+  bind_emulation<abi::TrialStepParams>(m, "trial_step_emulate");
 }
 
 }  // namespace sgl_lowlatency

@@ -31,9 +31,9 @@ Kernel kernel_of(const abi::ParallelStepParams& p, int32_t grid) {
 
 }  // namespace
 
-Report parallel_step(const std::vector<StepStream>& streams, const Options& options) {
+Report parallel_step(const std::vector<StepStream<abi::ParallelStepParams>>& streams, const Options& options) {
   std::vector<Rank> ranks;
-  for (const StepStream& stream : streams) {
+  for (const StepStream<abi::ParallelStepParams>& stream : streams) {
     ranks.push_back({{}, stream.slowness});
     for (const abi::ParallelStepParams& launch : stream.launches) ranks.back().kernels.push_back(kernel_of(launch, stream.grid));
   }

@@ -8,8 +8,9 @@
 namespace sgl_lowlatency::emulation {
 
 // What one emulated GPU is given: its launches, one after the other, of `grid` blocks each. No launches: it never comes.
+template <class Params>
 struct StepStream {
-  std::vector<abi::ParallelStepParams> launches;
+  std::vector<Params> launches;
   int32_t grid;
   uint32_t slowness = 1;  // Rank::slowness
 };
@@ -17,7 +18,8 @@ struct StepStream {
 // One thread of a launch; of MoE layers. Entry: check_parallel_step has passed.
 void run_parallel_moe_body(const abi::ParallelStepParams& params);
 
-// Runs the streams at the same time. Throws std::invalid_argument as check_parallel_step does.
-Report parallel_step(const std::vector<StepStream>& streams, const Options& options);
+// Runs the streams at the same time. Throws std::invalid_argument as check_parallel_step does, of TrialStepParams as check_trial_step does.
+Report parallel_step(const std::vector<StepStream<abi::ParallelStepParams>>& streams, const Options& options);
+Report parallel_step(const std::vector<StepStream<abi::TrialStepParams>>& streams, const Options& options);
 
 }  // namespace sgl_lowlatency::emulation

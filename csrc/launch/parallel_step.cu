@@ -1,24 +1,16 @@
 // CUDA side of launch/parallel_step.hpp, and its instances: decode steps, heads of 128, up to 16 rows; of MoE layers up to 128 experts.
 #include "launch/parallel_step.hpp"
 
-#include <stdexcept>
 #include <string>
 
 #include "kernels/nvidia/decode_step/decode_step_parallel.cuh"
-#include "launch/cuda_launch.cuh"
-#include "launch/decode_step_kernel.hpp"
+#include "launch/parallel_launch.cuh"
 
 namespace sgl_lowlatency::launch {
 namespace {
 
-constexpr char kName[] = "decode_step";
-
 using Kernel = void (*)(abi::ParallelStepParams);
 using VirtualKernel = void (*)(abi::VirtualRanks);
-
-void require(bool is_met, const std::string& what) {
-  if (!is_met) throw std::invalid_argument("decode_step: " + what + " on CUDA");
-}
 
 void check_instance(const abi::ParallelStepParams& p) {
   require_hopper(p);
@@ -51,36 +43,21 @@ VirtualKernel select_virtual_kernel(const abi::ParallelStepParams& p) {
   return p.rows <= 8 ? select_virtual_layers<1>(p) : select_virtual_layers<2>(p);
 }
 
-LaunchShape step_shape(const abi::ParallelStepParams& p, int32_t grid, size_t num_ranks) {
-  return {dim3(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks)), abi::kNumThreads, p.shared.total_bytes};
-}
-
 }  // namespace
 
 void parallel_step_cuda(const abi::ParallelStepParams& params, int32_t grid, uintptr_t stream) {
   check_parallel_step(params, grid);
-  launch_cooperative(kName, select_kernel(params), params, step_shape(params, grid, 1), stream);
+  launch_cooperative(kStepName, select_kernel(params), params, step_shape(params, grid, 1), stream);
 }
 
 void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_t grid, uintptr_t stream) {
-  const size_t num_ranks = ranks.size();
-  if (num_ranks < 1 || num_ranks > abi::kMaxVirtualRanks) {
-    throw std::invalid_argument("decode_step: " + std::to_string(num_ranks) + " virtual ranks are not 1.." + std::to_string(abi::kMaxVirtualRanks));
-  }
-  abi::VirtualRanks all{};
-  for (size_t i = 0; i < num_ranks; ++i) {
-    check_parallel_step(ranks[i], grid);
-    if (ranks[i].rows != ranks[0].rows || ranks[i].shared.total_bytes != ranks[0].shared.total_bytes) {
-      throw std::invalid_argument("decode_step: virtual ranks of one launch have different steps");
-    }
-    all.of[i] = ranks[i];
-  }
-  launch_cooperative(kName, select_virtual_kernel(ranks[0]), all, step_shape(ranks[0], grid, num_ranks), stream);
+  const auto all = virtual_ranks<abi::VirtualRanks>(ranks, grid);
+  launch_cooperative(kStepName, select_virtual_kernel(ranks[0]), all, step_shape(ranks[0], grid, ranks.size()), stream);
 }
 
 int32_t parallel_step_max_blocks(const abi::ParallelStepParams& p, bool is_virtual) {
   const void* const kernel = is_virtual ? reinterpret_cast<const void*>(select_virtual_kernel(p)) : reinterpret_cast<const void*>(select_kernel(p));
-  return resident_blocks(kName, kernel, abi::kNumThreads, p.shared.total_bytes);
+  return resident_blocks(kStepName, kernel, abi::kNumThreads, p.shared.total_bytes);
 }
 
 }  // namespace sgl_lowlatency::launch

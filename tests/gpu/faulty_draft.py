@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from draft_cases import Draft
+from faults import await_records, only, print_trap
 
 from sgl_lowlatency.kernels.fault import describe_draft_fault
 
@@ -24,17 +25,10 @@ def main():
     torch.cuda.synchronize()
     start = time.monotonic()
     draft.sampler.launch(2, hidden, anchors, at, torch.cuda.current_stream().cuda_stream)
-    while (record := draft.sampler.fault()) is None:
-        if time.monotonic() - start > 20:
-            raise SystemExit("no record after 20 s")
-        time.sleep(0.001)
+    (record,) = await_records(lambda: only(draft.sampler.fault()), start)
     print(describe_draft_fault(record))
-    print(f"after {time.monotonic() - start:.3f} s")
     draft.sampler.acknowledge_fault()
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(f"trapped: {str(error).splitlines()[0]}")
+    print_trap(start)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from epilogue_gpu import VirtualGroup  # noqa: E402
+from faults import await_records, print_trap  # noqa: E402
 
 from sgl_lowlatency.kernels.fault import describe_fault  # noqa: E402
 
@@ -18,18 +19,10 @@ def main():
     group.launch(layer=7)  # the first launch also loads the kernels
     start = time.monotonic()
     step = group.steps[0]
-    while len(step.faults()) < 3:
-        if time.monotonic() - start > 20:
-            raise SystemExit(f"{len(step.faults())} records after 20 s")
-        time.sleep(0.001)
-    print(f"after {time.monotonic() - start:.2f} s")
-    for record in step.faults():
+    for record in await_records(step.faults, start, 3):
         print(describe_fault(record, "epilogue_multicast"))
     step.acknowledge_faults()
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(f"trapped: {str(error).splitlines()[0]}")
+    print_trap(start)
 
 
 if __name__ == "__main__":

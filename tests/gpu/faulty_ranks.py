@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from faults import await_records, print_trap  # noqa: E402
 from parallel_gpu import cut_runner  # noqa: E402
 
 from sgl_lowlatency import _C  # noqa: E402
@@ -23,18 +24,10 @@ def main():
     torch.cuda.synchronize()
     start = time.monotonic()
     _C.virtual_step_launch_cuda(prepared[:3], runner.ranks.grid, torch.cuda.current_stream().cuda_stream)
-    while len(runner.ranks.faults()) < 3:
-        if time.monotonic() - start > 20:
-            raise SystemExit(f"{len(runner.ranks.faults())} records after 20 s")
-        time.sleep(0.001)
-    print(f"after {time.monotonic() - start:.2f} s")
-    print("\n".join(runner.ranks.faults()))
+    print("\n".join(await_records(runner.ranks.faults, start, 3)))
     for one in runner.steps:
         one.acknowledge_fault()
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(f"trapped: {str(error).splitlines()[0]}")
+    print_trap(start)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import time
 
 import torch
+from faults import await_records, only, print_trap
 
 from sgl_lowlatency.kernels.bitmap_routing import BitmapRouting
 from sgl_lowlatency.kernels.fault import describe_fault
@@ -16,16 +17,10 @@ def main():
     torch.cuda.synchronize()
     start = time.monotonic()
     router.route_ids(ids, weights, out, stream=torch.cuda.current_stream().cuda_stream)
-    while (record := router.fault()) is None:
-        if time.monotonic() - start > 20:
-            raise SystemExit("no record after 20 s")
-        time.sleep(0.001)
+    (record,) = await_records(lambda: only(router.fault()), start)
     print(describe_fault(record))
     router.acknowledge_fault()
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(f"trapped: {str(error).splitlines()[0]}")
+    print_trap(start)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from decode_step_cases import lose_tile
 from decode_step_gpu import CUT, gpu_runner
+from faults import await_records, only, print_trap
 
 from sgl_lowlatency.kernels.fault import describe_fault
 from sgl_lowlatency.reference.inputs import random_step
@@ -39,17 +40,10 @@ def main(kind):
     torch.cuda.synchronize()
     start = time.monotonic()
     runner.launch(inputs, torch.zeros(3, 1024, dtype=torch.bfloat16, device="cuda"))
-    while (record := runner.kernel.fault()) is None:
-        if time.monotonic() - start > 20:
-            raise SystemExit("no record after 20 s")
-        time.sleep(0.001)
+    (record,) = await_records(lambda: only(runner.kernel.fault()), start)
     print(describe_fault(record))
-    print(f"record after {time.monotonic() - start:.3f} s")
     runner.kernel.acknowledge_fault()
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        print(f"trapped after {time.monotonic() - start:.3f} s: {str(error).splitlines()[0]}")
+    print_trap(start)
 
 
 if __name__ == "__main__":

@@ -114,4 +114,4 @@ def test_a_dead_rank_stops_the_others_under_their_deadline():
     assert all(re.search(r"rank 3's part of tile \d+ of layer 7", line) for line in lines), result.stdout
     assert any(re.search(r" waited 0\.[23]\d s for ", line) for line in lines), result.stdout
     seconds = float(re.search(r"after ([0-9.]+) s", result.stdout)[1])
-    assert 0.1 < seconds < 1.0 and "trapped: " in result.stdout, result.stdout
+    assert 0.1 < seconds < 1.0 and "trapped after " in result.stdout, result.stdout

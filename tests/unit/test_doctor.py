@@ -104,3 +104,15 @@ def test_another_command_takes_no_stray_words():
         [sys.executable, "-m", "sgl_lowlatency.cli.main", "version", "--", "x"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2 and "unrecognized arguments: x" in done.stderr
+
+
+@pytest.mark.parametrize(("found", "said"), [
+    ("multicast.Multicast((True, True))", "offered by 2 of 2 GPUs; unused: servers store once a rank"), ("None", None),
+    ("(_ for _ in ()).throw(multicast.DriverError('cuDeviceGetCount failed with 3'))", "cuDeviceGetCount failed with 3"),
+])
+def test_what_the_driver_says_of_multicast_is_told_and_no_reason(found, said):
+    prelude = f"{WITHOUT_SGLANG}\nfrom sgl_lowlatency.kernels import multicast\nmulticast.probe = lambda: {found}"
+    report = json.loads(run_doctor(["--json", "--", *LAUNCH], prelude).stdout)
+    assert report["multicast"] == said and not any("ulticast" in reason for reason in report["reasons"])
+    lines = [line for line in run_doctor(["--", *LAUNCH], prelude).stdout.splitlines() if line.startswith("NVLink multicast: ")]
+    assert lines == ([] if said is None else [f"NVLink multicast: {said}"])

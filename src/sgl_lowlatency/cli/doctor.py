@@ -17,7 +17,7 @@ import warnings
 from sgl_lowlatency.cli import amd_verdict, launch_command, version
 from sgl_lowlatency.cli.judging import Verdict
 from sgl_lowlatency.cli.verdict import judge
-from sgl_lowlatency.kernels import code_objects
+from sgl_lowlatency.kernels import code_objects, multicast
 
 
 TAKES_COMMAND = True
@@ -54,6 +54,15 @@ def run(args: argparse.Namespace) -> int:
         logging.disable(logging.NOTSET)
 
 
+def _multicast() -> str | None:
+    """What the driver says of NVLink multicast; None where no driver is."""
+    try:
+        found = multicast.probe()
+    except multicast.DriverError as error:
+        return str(error)
+    return None if found is None else found.line()
+
+
 def _report(args: argparse.Namespace, verdict: Verdict) -> int:
     if args.json:
         report = {
@@ -67,6 +76,7 @@ def _report(args: argparse.Namespace, verdict: Verdict) -> int:
             "versions": version.versions(),
             "backends": version.backends_line(),
             "code_objects": code_objects.installed(),
+            "multicast": _multicast(),
         }
         print(json.dumps(report, indent=2))
         return 0 if verdict.ok else 1
@@ -74,6 +84,8 @@ def _report(args: argparse.Namespace, verdict: Verdict) -> int:
     if verdict.isa:
         how = " (host emulation)" if verdict.emulated else " (assumed)" if args.assume_gpu else ""
         lines.append(f"GPU: {verdict.isa}{how}")
+    if (said := _multicast()) is not None:
+        lines.append(f"NVLink multicast: {said}")
     lines += [f"note: {note}" for note in verdict.notes]
     if verdict.ok:
         lines.append(f"verdict: this command runs with {verdict.spec}")

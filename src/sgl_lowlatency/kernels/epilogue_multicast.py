@@ -112,7 +112,8 @@ class EpilogueMulticast:
             raise EpilogueMulticastFault(f"an earlier launch failed: {describe_fault(self.faults()[0], 'epilogue_multicast')}")
         options = self.emulation
         self.last_report = report = _C.epilogue_multicast_emulate(
-            [[params]], seed=options.seed, planted=options.planted, starvation=options.starvation
+            [[params]], seed=options.seed, planted=options.planted, starvation=options.starvation,
+            is_shared=len(self._weights) < self.workspaces.layout.num_ranks,
         )
         if self.faults():
             raise EpilogueMulticastFault("; ".join(describe_fault(record, "epilogue_multicast") for record in self.faults()))

@@ -22,9 +22,63 @@ struct ParallelStepParams : DecodeStepParams {
 };
 static_assert(kMaxVirtualRanks * sizeof(ParallelStepParams) <= 4096, "kernel parameters");
 
+// How ranks tell each other their sums: choices that are open (DESIGN-tp.md), bits of a form. ParallelStepParams has form 0.
+enum PeerForm : int32_t {
+  kFormWideStores = 1,   // a store has four columns instead of two
+  kFormNarrowFence = 2,  // of a block's warps only those that push or take fence at system scope, the others at gpu scope
+  kFormTagged = 4,       // a word comes with its layer's number, 64 bits at once: nothing is cleared, nothing fenced at system scope
+  kFormThreeAhead = 8,   // a ring's worth of an operation's first stages is asked for three at a time instead of kMaxStagesInFlightAhead
+};
+
+// Where a layer of a dense step reads the clock, in this order.
+enum TimelinePoint : int32_t {
+  kPointBegin = 0,
+  kPointQkvOperand = 1,  // an operand, its first panel, has come
+  kPointQkv = 2,         // the block's tiles are done
+  kPointAttention = 3,
+  kPointOutProjOperand = 4,
+  kPointOutProj = 5,  // .. and pushed
+  kPointMid = 6,      // all ranks' sums of the block's tiles are taken
+  kPointGateUpOperand = 7,
+  kPointClears = 8,      // this thread's clears of the upkeep are made
+  kPointFence = 9,       // its fence begins
+  kPointFenced = 10,
+  kPointGateUp = 11,
+  kPointDownOperand = 12,
+  kPointDown = 13,  // .. and pushed
+  kPointEnd = 14,   // all ranks' sums are taken
+  kTimelinePoints = 15,
+};
+
+// A step of another form, or one that is timed: decode, bf16, dense layers, up to 8 rows.
+struct TrialStepParams : ParallelStepParams {
+  uint64_t* timeline;  // [grid][num_layers][kTimelinePoints] ns of the GPU's timer, by thread 0 of each block; null: nobody looks
+  int32_t form;        // of PeerForm's bits
+};
+
+// The same, of an instance: the form is known when it is compiled. kIsTimed: it has a timeline.
+template <int32_t kForm, bool kIsTimed>
+struct FormedStepParams : TrialStepParams {};
+static_assert(sizeof(FormedStepParams<0, false>) == sizeof(TrialStepParams), "a name for what is compiled");
+
+SGL_ABI_FUNCTION int32_t form_of(const ParallelStepParams&) { return 0; }
+SGL_ABI_FUNCTION int32_t form_of(const TrialStepParams& p) { return p.form; }
+template <int32_t kForm, bool kIsTimed>
+SGL_ABI_FUNCTION int32_t form_of(const FormedStepParams<kForm, kIsTimed>&) { return kForm; }
+SGL_ABI_FUNCTION uint64_t* timeline_of(const DecodeStepParams&) { return nullptr; }
+SGL_ABI_FUNCTION uint64_t* timeline_of(const TrialStepParams& p) { return p.timeline; }
+template <int32_t kForm, bool kIsTimed>
+SGL_ABI_FUNCTION uint64_t* timeline_of(const FormedStepParams<kForm, kIsTimed>& p) { return kIsTimed ? p.timeline : nullptr; }
+
 // Several ranks that share a GPU, each with memory of its own.
 struct VirtualRanks {
   ParallelStepParams of[kMaxVirtualRanks];
 };
+
+template <int32_t kForm, bool kIsTimed>
+struct VirtualForms {
+  FormedStepParams<kForm, kIsTimed> of[kMaxVirtualRanks];
+};
+static_assert(sizeof(VirtualForms<0, false>) <= 4096, "kernel parameters");
 
 }  // namespace sgl_lowlatency::abi

@@ -57,12 +57,12 @@ SGL_DEVICE void prefetch_norms(const DecodeStepParams& p, const Shared& s, int32
   if (first < head_lines && w.k_norm != nullptr) dialect::prefetch_l2(w.k_norm + first * kLineElements);
 }
 
-// Entry: all consumer threads, after begin_upkeep. Ends with a consumer barrier. kIsParallel: order_generations'.
-template <bool kIsParallel>
-SGL_DEVICE void finish_upkeep(const DecodeStepParams& p, const Shared& s, int32_t layer) {
+// Entry: all consumer threads, after begin_upkeep. Ends with a consumer barrier. order: order_generations of the instance.
+template <class Order>
+SGL_DEVICE void finish_upkeep(const DecodeStepParams& p, const Shared& s, int32_t layer, const Order& order) {
   dialect::copy_async_wait<0>();
   sync_consumers();  // the block's clears are made
-  order_generations<kIsParallel>();
+  order();
   sync_consumers();
   if (layer + 1 < p.geometry.num_layers) prefetch_norms(p, s, layer + 1);
 }

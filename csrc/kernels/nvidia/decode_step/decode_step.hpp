@@ -12,7 +12,7 @@
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
 //           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request). kExpertWords: 0
 //           for dense layers; else every layer's MLP half is a router and up to 32 kExpertWords experts (DESIGN-moe.md).
-//           kIsParallel: the step is a rank's share of a tensor-parallel group's (DESIGN-tp.md).
+//           kIsParallel: the step is a rank's share of a tensor-parallel group's (DESIGN-tp.md); Params: its parameters, or those of another form.
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
@@ -31,14 +31,15 @@
 #include "sgl_lowlatency/stages/moe_experts.hpp"
 #include "sgl_lowlatency/stages/operand.hpp"
 #include "sgl_lowlatency/stages/peer_sums.hpp"
+#include "sgl_lowlatency/stages/timeline.hpp"
 
 namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
-template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords, bool kIsParallel>
+template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords, class Params>
 struct DecodeStep {
-  using Params = std::conditional_t<kIsParallel, abi::ParallelStepParams, DecodeStepParams>;
+  static constexpr bool kIsParallel = !std::is_same_v<Params, DecodeStepParams>;
   const Params& p;
   const Shared& s;
   RingCursor cursor;
@@ -53,7 +54,12 @@ struct DecodeStep {
     int32_t layer;
 
     template <class Op>
-    SGL_DEVICE void load(Op op, int32_t k0, int32_t k1) const { load_operand<kPanelBytes>(step.p, step.s, layer, op, k0, k1); }
+    SGL_DEVICE void load(Op op, int32_t k0, int32_t k1) const {
+      load_operand<kPanelBytes>(step.p, step.s, layer, op, k0, k1);
+      if constexpr (kIsParallel) {
+        if (k0 == 0) step.stamp_op(layer, op, 0);
+      }
+    }
     // The stream's word that a tile adds to, and the norm weights that will scale the result; of qkv, the bias (none: zeros).
     template <class Op>
     SGL_DEVICE Early before(Op op, int32_t tile, int32_t m, int32_t n) const {
@@ -107,7 +113,7 @@ SGL_UNROLL
         const int32_t neuron = pair.tile * (abi::kTileRows / 2) + pair.m;
         sync::publish(handover_buffer(p, s, layer, p.at.activation) + (row * p.geometry.intermediate + neuron) / 2, words);
       } else if constexpr (kIsParallel) {
-        if (is_finisher) push_pair(peers_of(p), nullptr, peer_copy(s, layer, op == abi::kOpDown), pair.tile, pair.n, pair.m, pair.y);
+        push_sums(p, s, layer, op == abi::kOpDown, pair, is_finisher);
       } else {
         uint32_t word[1] = {early.word};
         if (is_finisher && !sync::is_written(word)) {
@@ -126,14 +132,40 @@ SGL_UNROLL
     template <class Op>
     SGL_DEVICE void behind(Op op, int32_t index) const {
       if (op == abi::kOpGateUp && index == 0) step.begin_layer_upkeep(layer);
-      if (op == abi::kOpGateUp && index == 1) finish_upkeep<kIsParallel>(step.p, step.s, layer);
+      if (op == abi::kOpGateUp && index == 1) step.finish_layer_upkeep(layer);
     }
   };
 
   // Entry: as begin_upkeep.
   SGL_DEVICE void begin_layer_upkeep(int32_t layer) const {
     begin_upkeep<kElementBytes>(p, s, layer);
-    if constexpr (kIsParallel) clear_pushed_words(p, s, layer);
+    if constexpr (kIsParallel) {
+      if ((abi::form_of(p) & abi::kFormTagged) == 0) clear_pushed_words(p, s, layer);
+      stamp(p, layer, abi::kPointClears);
+    }
+  }
+
+  // Entry: as finish_upkeep.
+  SGL_DEVICE void finish_layer_upkeep(int32_t layer) const {
+    finish_upkeep(p, s, layer, [&] {
+      if constexpr (kIsParallel) {
+        stamp(p, layer, abi::kPointFence);
+        order_peers(p, s, true);
+        stamp(p, layer, abi::kPointFenced);
+      } else {
+        order_generations<false>();
+      }
+    });
+  }
+
+  // Behind an operation's operand, its tiles or its sums: point 0, 1, 2 of the operation.
+  template <class Op>
+  SGL_DEVICE void stamp_op(int32_t layer, Op op, int32_t point) const {
+    const int32_t first = op == abi::kOpQkv      ? static_cast<int32_t>(abi::kPointQkvOperand)
+                          : op == abi::kOpOutProj ? static_cast<int32_t>(abi::kPointOutProjOperand)
+                          : op == abi::kOpGateUp  ? static_cast<int32_t>(abi::kPointGateUpOperand)
+                                                  : static_cast<int32_t>(abi::kPointDownOperand);
+    stamp(p, layer, op == abi::kOpGateUp && point == 1 ? static_cast<int32_t>(abi::kPointGateUp) : first + point);
   }
 
   // Entry: all consumer threads.
@@ -144,20 +176,26 @@ SGL_UNROLL
     // FP8 tiles are short, and their finishing counts. Behind qkv, attention keeps the new tokens' k and v of verify in half of scratch.
     const bool is_in_order = kElementBytes == 2 || (kIsVerify && op == abi::kOpQkv);
     if (num_tiles > 0) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, is_in_order, s.rows()->tiles[op], cursor, partial, Ops<>{*this, layer});
-    if (op == abi::kOpGateUp && num_tiles < 2) finish_upkeep<kIsParallel>(p, s, layer);
+    if (op == abi::kOpGateUp && num_tiles < 2) finish_layer_upkeep(layer);
+    if constexpr (kIsParallel) stamp_op(layer, op, 1);
   }
 
   // What a layer executes of code has to stay in the instruction cache (DESIGN.md). So out_proj and down, which both add to the stream, are one piece
   // of code, run twice. Entry: all consumer threads.
   SGL_DEVICE void run_dense_layer(int32_t layer) {
+    if constexpr (kIsParallel) stamp(p, layer, abi::kPointBegin);
     run_op(layer, StaticOp<abi::kOpQkv>{});
     run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
+    if constexpr (kIsParallel) stamp(p, layer, abi::kPointAttention);
 SGL_NO_UNROLL
     for (int32_t is_down = 0; is_down < 2; ++is_down) {
       if (is_down) run_op(layer, StaticOp<abi::kOpGateUp>{});
       const int32_t op = is_down ? static_cast<int32_t>(abi::kOpDown) : static_cast<int32_t>(abi::kOpOutProj);
       run_op(layer, op);
-      if constexpr (kIsParallel) take_sums(p, s, layer, op);
+      if constexpr (kIsParallel) {
+        take_sums(p, s, layer, op);
+        stamp_op(layer, op, 2);
+      }
     }
   }
 
@@ -185,7 +223,7 @@ SGL_NO_UNROLL
     }
     route_rows<kExpertWords>(p, s, layer);
     begin_layer_upkeep(layer);
-    finish_upkeep<kIsParallel>(p, s, layer);
+    finish_layer_upkeep(layer);
     run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, cursor, partial);
     run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
     if constexpr (kIsParallel) take_sums(p, s, layer, abi::kOpDown);
@@ -197,7 +235,7 @@ SGL_NO_UNROLL
   SGL_DEVICE void close_launch() const {
     if constexpr (kIsParallel) {
       // What was taken of other ranks since the last layer's fence is in front of the next launch.
-      if (!dialect::planted(dialect::Planted::kMissingPeerAcquire)) order_generations<true>();
+      if (!dialect::planted(dialect::Planted::kMissingPeerAcquire)) order_peers(p, s, false);
     }
     sync_consumers();
     if (dialect::thread_idx() != 0) return;
@@ -207,7 +245,13 @@ SGL_NO_UNROLL
     if (dialect::fetch_add_acq_rel_gpu(sync->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
     dialect::store_plain(sync->exit_ticket, 0u);
     close_generations(p, s);
-    if constexpr (kIsParallel) dialect::store_plain(peers_of(p).state()->used_rows, p.rows);
+    if constexpr (kIsParallel) {
+      if ((abi::form_of(p) & abi::kFormTagged) != 0) {
+        close_tags(peers_of(p), s, p.geometry.num_layers);
+      } else {
+        dialect::store_plain(peers_of(p).state()->used_rows, p.rows);
+      }
+    }
     const uint64_t executed = dialect::load_plain(sync->executed + p.rows) + 1;
     dialect::store_plain(sync->executed + p.rows, executed);
     dialect::store_relaxed_system(p.executed_mirror + p.rows, executed);  // pairs with nothing: the host reads a figure
@@ -217,7 +261,7 @@ SGL_NO_UNROLL
   SGL_DEVICE void run() {
     if constexpr (kIsParallel) {
       exchange_embedding(p, s, layer_tables(s, 0).weights);
-      clear_pushed_words(p, s, -1);
+      if ((abi::form_of(p) & abi::kFormTagged) == 0) clear_pushed_words(p, s, -1);
     } else {
       publish_embedding(p, s, layer_tables(s, 0).weights);
     }
@@ -225,7 +269,7 @@ SGL_NO_UNROLL
     sync_consumers();  // the items are kept
     if constexpr (kIsParallel) {
       // What is pushed from here on carries this launch's first clears, and the last ones of the launch before.
-      if (!dialect::planted(dialect::Planted::kMissingPeerRelease)) order_generations<true>();
+      if (!dialect::planted(dialect::Planted::kMissingPeerRelease)) order_peers(p, s, false);
     }
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       if constexpr (kExpertWords > 0) {
@@ -245,7 +289,7 @@ SGL_NO_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-// Params: DecodeStepParams, or ParallelStepParams of a rank.
+// Params: DecodeStepParams; or of a rank ParallelStepParams, TrialStepParams, a FormedStepParams.
 template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords = 0, class Params = DecodeStepParams>
 SGL_DEVICE void decode_step_body(const Params& p) {
   constexpr bool kIsParallel = !std::is_same_v<Params, DecodeStepParams>;
@@ -256,6 +300,9 @@ SGL_DEVICE void decode_step_body(const Params& p) {
     if (thread == kConsumerThreads + 31) {  // a launch behind one that ranks were stopped in ends at once
       const uint64_t word = sync::load_abort(peers_of(p));
       if (word != 0) sync::raise_aborted(fault_sink(p), peers_of(p), word, {p.rank, -1, 0, 0, abi::kPeerNothing});
+    }
+    if ((abi::form_of(p) & abi::kFormTagged) != 0 && thread == kConsumerThreads + 30) {
+      first_tag(s) = static_cast<uint32_t>(dialect::load_plain(peers_of(p).state()->launches));
     }
   } else {
     if (thread < p.rows) load_row<kIsVerify>(p, s, thread, p.geometry.vocab);
@@ -283,10 +330,13 @@ SGL_DEVICE void decode_step_body(const Params& p) {
     if constexpr (kExpertWords > 0) {
       produce_moe_weights<kElementBytes>(p, s, thread % 32);
     } else {
+      if constexpr (kIsParallel) {
+        if ((abi::form_of(p) & abi::kFormThreeAhead) != 0) return produce_weights<kElementBytes, 3>(p, s, thread % 32);
+      }
       produce_weights<kElementBytes>(p, s, thread % 32);
     }
   } else {
-    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify, kExpertWords, kIsParallel>(p, s).run();
+    DecodeStep<kNTiles, kHeadDim, kElementBytes, kIsVerify, kExpertWords, Params>(p, s).run();
   }
 }
 
