@@ -43,7 +43,7 @@ SGL_DEVICE BlockScales<kElementBytes> load_block_scales(const DecodeStepParams& 
   if constexpr (kElementBytes == 1) {
     const bool is_paired = op == abi::kOpGateUp;
     static_assert(abi::chunk_k(1) == abi::kScaleBlock, "a warp's chunk of a stage has one scale");
-    if (p.weights != abi::kWeightsFp8Block) return scales;
+    if (p.weights != abi::kWeightsFp8Block || weight_bytes<1>(op) == 2) return scales;
     const int32_t num_blocks = p.ops[op].k_extent / abi::kScaleBlock;
     int32_t block = k0 / abi::kScaleBlock + lane * abi::kStageChunks + warp;
     if (block >= num_blocks) return scales;

@@ -60,36 +60,6 @@ SGL_DEVICE float* scratch_half(const DecodeStepParams& p, const Shared& s, uint3
   return s.scratch() + half * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
 }
 
-// The block's tiles of the router of a layer whose other weights are FP8. run_tiles would do; this has fewer registers. ops: as run_tiles calls them.
-// Entry: all consumer threads; panel and scratch are free. Behind the last tile some threads still read scratch, as in run_tiles.
-template <int32_t kNTiles, class Ops>
-SGL_DEVICE void run_bf16_router(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial, const Ops& ops) {
-  constexpr int32_t kPairs = abi::kTileRows / 2;
-  constexpr StaticOp<abi::kOpRouter> kRouter{};
-  const abi::TileRange own = s.rows()->tiles[abi::kOpRouter];
-  if (own.count == 0) return;
-  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
-  const int32_t k_extent = p.ops[abi::kOpRouter].k_extent, pitch = abi::panel_row_bytes(k_extent), m = thread % kPairs * 2, n = thread / kPairs;
-  ops.load(kRouter, 0, k_extent);
-SGL_NO_UNROLL
-  for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
-    WarpTile<kNTiles, 2> product;
-SGL_NO_UNROLL
-    for (int32_t k = 0; k < k_extent; k += abi::stage_k(2)) {
-      multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), k_extent - k), 0, BlockScales<2>{}, [&](int32_t row) {
-        return panel_row(p, s, row, pitch, k + warp * abi::chunk_k(2), lane);
-      });
-    }
-    float* const half = scratch_half(p, s, partial.half);
-    partial.half ^= 1u;
-    store_partial<kNTiles>(half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
-    sync_consumers();
-    TilePair pair{tile, m, n, {}, {}};
-    if (n < p.rows) sum_partials(p, half, n, m, pair.y);
-    ops.finish(kRouter, pair, n < p.rows, Early{});
-  }
-}
-
 // The block's share of the active experts' gate and up tiles. Entry: all consumer threads, behind route_rows; the panel is the router's:
 // mid_scaled, all of K; Row::inverse_rms is published. Behind the last tile some threads still read scratch, as in run_tiles.
 template <int32_t kNTiles, int32_t kElementBytes>

@@ -118,6 +118,36 @@ SGL_UNROLL
       for (int32_t i = 0; i < 4; ++i) scaled[t][i] += (c[t][0][i] + c[t][1][i]) * (i < 2 ? first : last);
     }
   }
+
+  // The same of a stage of bf16 weights, 64 columns a warp, against a panel in the order of FP8's: a lane takes the four neighbouring columns that it
+  // has of the panel.
+  SGL_DEVICE void multiply_bf16(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width,
+                                int32_t warp, int32_t lane) {
+    constexpr int32_t kWarpK = abi::chunk_k(2), kSteps = kWarpK / 16;
+    PanelRow b_row[kNTiles];
+SGL_UNROLL
+    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = panel_row(p, s, t * 8 + lane % 8, pitch, k_local + warp * kWarpK, lane);
+    if (warp * kWarpK >= width) return;
+SGL_UNROLL
+    for (int32_t step = 0; step < kSteps; step += 2) {
+      uint32_t a[2][4];
+SGL_UNROLL
+      for (int32_t i = 0; i < 4; ++i) {  // k16 step i / 2, rows of half i % 2
+        const int32_t row = i % 2 * 8 + lane / 4, column_bytes = (step + i / 2) * 32 + lane % 4 * 8;
+        const Word2 w = *reinterpret_cast<const Word2*>(stage + abi::stage_offset(warp, row, column_bytes / 16) + column_bytes % 16);
+        a[i / 2][i % 2] = (w.x & 0xffffu) | w.y << 16;
+        a[i / 2][i % 2 + 2] = w.x >> 16 | (w.y & 0xffff0000u);
+      }
+SGL_UNROLL
+      for (int32_t t = 0; t < kNTiles; ++t) {
+        uint32_t b[4];
+        dialect::ldmatrix_x4(b, b_row[t].at + step / 2 * b_row[t].step);
+        const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+        dialect::mma_m16n8k16(scaled[t], a[0], b0);
+        dialect::mma_m16n8k16(scaled[t], a[1], b1);
+      }
+    }
+  }
 };
 
 // Stores a warp's partial tile as [rows][kScratchPitch] floats: column n, then tile row m.
