@@ -60,7 +60,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
   const int32_t pitch = abi::panel_row_bytes(k_panel), finishers = finisher_warps(p.rows, pairs) * 32;
   const auto scales_of = [&](int32_t tile, int32_t k) { return load_block_scales<kElementBytes>(p, s, layer, op, tile, k, warp, lane); };
-  BlockScales<kElementBytes> next_scales = scales_of(begin, 0);
+  OpScales<kElementBytes, Op> next_scales = scales_of(begin, 0);
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
     const int32_t k1 = min_int(k0 + k_panel, k_extent);
     const bool is_last_panel = k1 == k_extent;
@@ -79,7 +79,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
       if (is_last_panel && is_finisher) early = ops.before(op, target, m, n);
       RowScales<kElementBytes> row_scales;
       if (is_last_panel && is_finisher) row_scales = load_row_scales<kElementBytes>(p, s, layer, op, target, m);
-      const BlockScales<kElementBytes> scales = next_scales;
+      const OpScales<kElementBytes, Op> scales = next_scales;
       next_scales = scales_of(tile + 1 < end ? tile + 1 : begin, tile + 1 < end ? k0 : k1);
       WarpTile<kNTiles, kElementBytes> product;
       const int32_t stage_k = abi::stage_k(weight_bytes<kElementBytes>(op));

@@ -1,5 +1,6 @@
 // The weight ring of MoE layers: what is decided statically streams ahead as ever; an expert's weights wait until the block has routed.
 #pragma once
+#include "sgl_lowlatency/stages/moe_choices.hpp"
 #include "sgl_lowlatency/stages/moe_routing.hpp"
 #include "sgl_lowlatency/stages/weight_ring.hpp"
 
@@ -71,10 +72,13 @@ struct GateUpShare {
     tile = own.begin % num_tiles;
     left = own.count;
   }
-  SGL_DEVICE void advance(int32_t num_tiles) {
-    --left;
-    if (++tile == num_tiles) {
-      tile = 0;
+  SGL_DEVICE void advance(int32_t num_tiles) { advance_by(1, num_tiles); }
+  // count <= num_tiles.
+  SGL_DEVICE void advance_by(int32_t count, int32_t num_tiles) {
+    left -= count;
+    tile += count;
+    if (tile >= num_tiles) {
+      tile -= num_tiles;
       ++place;
     }
   }
@@ -104,7 +108,7 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
     }
     const int32_t num_active = work.num_active();
     const abi::TileRange columns = s.rows()->tiles[abi::kOpDown];
-    ring.begin_operation();
+    if (!kExpertsAtFullDepth) ring.begin_operation();
     for (GateUpShare own(p, num_active); own.left > 0; own.advance(gate_up.num_tiles)) {
       const int32_t expert = work.expert(own.place), row = own.tile * (abi::kTileRows / 2);
       for (int32_t k = 0; k < gate_up.k_extent; k += kStageK) ring.fill(layer, gate_up_map, row, 2 * expert, k / kChunkK);

@@ -176,10 +176,12 @@ SGL_NO_UNROLL
         if (op == abi::kOpOutProj) take_sums(p, s, layer, op);
       }
     }
+    if (kClearsFirst) begin_layer_upkeep(layer);
     route_rows<kExpertWords>(p, s, layer);
-    begin_layer_upkeep(layer);
+    const GateUpBegin<kElementBytes> gate_up = begin_expert_gate_up<kElementBytes>(p, s, layer);
+    if (!kClearsFirst) begin_layer_upkeep(layer);
     finish_upkeep<kIsParallel>(p, s, layer);
-    run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, cursor, partial);
+    run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, gate_up, cursor, partial);
     run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
     if constexpr (kIsParallel) take_sums(p, s, layer, abi::kOpDown);
   }
