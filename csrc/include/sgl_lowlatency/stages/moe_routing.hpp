@@ -88,7 +88,7 @@ SGL_UNROLL
           return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
         },
         [] { return abi::kUnwritten; });
-    choose_experts<kWords>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
+    choose_experts<kWords, true>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
       return lane % 2 == 0 ? low_float(pairs[w]) : high_float(pairs[w]);
     });
     keep_row(p, r, layer, row, pairs);

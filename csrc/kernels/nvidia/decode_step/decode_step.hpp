@@ -180,8 +180,9 @@ SGL_NO_UNROLL
     route_rows<kExpertWords>(p, s, layer);
     const GateUpBegin<kElementBytes> gate_up = begin_expert_gate_up<kElementBytes>(p, s, layer);
     if (!kClearsFirst) begin_layer_upkeep(layer);
-    finish_upkeep<kIsParallel>(p, s, layer);
+    if (!kFenceBehindGateUp) finish_upkeep<kIsParallel>(p, s, layer);
     run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, gate_up, cursor, partial);
+    if (kFenceBehindGateUp) finish_upkeep<kIsParallel>(p, s, layer);
     run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
     if constexpr (kIsParallel) take_sums(p, s, layer, abi::kOpDown);
   }
