@@ -37,6 +37,7 @@ TINY_MOE_FP8 = {
     "few": _tiny(2, 256, 4, 2, 128, 16, 2, 128),
     "many": _tiny(2, 384, 4, 1, 128, 128, 8, 128),
     "wide": _tiny(2, 1152, 2, 1, 128, 16, 2, 1152),
+    "tall": _tiny(2, 256, 2, 1, 128, 32, 4, 1152),  # of the experts of two stages, more than a warp keeps the scales of at a time
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from decode_step_cases import Runner, same_bits
 from decode_step_gpu import require_replays_equal_eager
-from moe_cases import TINY_MOE, biased, moe_gate, run
+from moe_cases import TINY_MOE, TINY_MOE_FP8, biased, moe_gate, run
 
 from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
 from sgl_lowlatency.plan.presets import MOE_GEOMETRIES
@@ -32,6 +32,9 @@ CUT = {
     "235b": _cut("qwen3-235b-a22b", 1),
     "many": TINY_MOE["many"],
     "unnormalised": dataclasses.replace(TINY_MOE["many"], norm_topk_prob=False, num_experts=32, top_k=5),
+    "few": TINY_MOE["few"],  # heads of 64
+    "160": dataclasses.replace(TINY_MOE["many"], num_experts=160),
+    "most": TINY_MOE["most"],  # heads of 64, 384 experts
     "deep": dataclasses.replace(TINY_MOE["many"], num_layers=20),  # every generation of the hand-over buffers comes twice
 }
 
@@ -84,7 +87,7 @@ def test_padded_rows_are_harmless(name):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", ["30b", "many", "unnormalised", "deep"])
+@pytest.mark.parametrize("name", ["30b", "many", "unnormalised", "160", "most", "deep"])
 def test_choices_are_the_oracles_on_the_same_logits(name, rows):
     """Ids and their order exactly, in every layer."""
     geometry, runner = CUT[name], gpu_runner(name, FRESH, (rows,))
@@ -167,13 +170,14 @@ def test_widths_share_one_workspace():
 @pytest.mark.parametrize(
     ("changes", "rows", "message"),
     [
-        ({"head_dim": 64}, 1, "head_dim 64 of MoE layers is not 128 on CUDA"),
-        ({"num_experts": 144}, 1, "num_experts 144 of MoE layers is not up to 128 on CUDA"),
+        ({"head_dim": 64}, 1, "head_dim 64 of MoE layers in FP8 is not 128 on CUDA"),
+        ({"num_experts": 144}, 1, "num_experts 144 of MoE layers in FP8 is not up to 128 on CUDA"),
         ({}, 32, r"rows 32 of MoE layers is not 1\.\.16 on CUDA"),
     ],
 )
 def test_what_has_no_instance_is_refused(changes, rows, message):
-    geometry = dataclasses.replace(CUT["many"], **changes)
-    runner = Runner(geometry, random_weights(geometry, 1, "cuda"), (rows,), 8)
+    is_fp8 = bool(changes)
+    geometry = dataclasses.replace((TINY_MOE_FP8 if is_fp8 else CUT)["many"], **changes)
+    runner = Runner(geometry, random_weights(geometry, 1, "cuda", weight_format="fp8_block" if is_fp8 else "bf16"), (rows,), 8)
     with pytest.raises(ValueError, match=message):
         runner.run(random_step(geometry, [3] * rows, 1, "cuda"))

@@ -52,13 +52,13 @@ def test_drafts_that_read_inputs_of_layers(algorithm):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"num_experts": 160}, "config.num_experts 160 is above 128, the most that the CUDA kernels have"),
-        ({"head_dim": 64}, "config.head_dim 64 of a MoE model is not 128, the one that the CUDA kernels have"),
-        ({"head_dim": None}, "config.head_dim 64 of a MoE model is not 128, the one that the CUDA kernels have"),  # 1024 / 16
+        ({"num_experts": 160}, "config.num_experts 160 is above 128, the most in FP8"),
+        ({"head_dim": 64}, "config.head_dim 64 of a MoE model in FP8 is not 128"),
+        ({"head_dim": None}, "config.head_dim 64 of a MoE model in FP8 is not 128"),  # 1024 / 16
     ],
 )
-def test_what_only_emulation_has(fields, reason):
-    assert reasons(**fields) == [reason] and reasons(emulate=True, **fields) == []
+def test_what_only_bf16_has(fields, reason):
+    assert reasons(**fields) == reasons(emulate=True, **fields) == [] and reasons(quantization_config=FP8_BLOCKS, **fields) == [reason]
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,12 @@ def test_fp8_experts_on_several_gpus():
     assert reason == "--tp-size 2 is not served with a MoE model in FP8: that has no kernel yet"
 
 
-def test_emulated_ranks_have_as_many_experts_as_cuda():
-    cfg = moe_server(tp_size=2, device="cpu", **{name: values[0] for name, values, _ in parallel.SERVER_ARGUMENTS})
-    assert reasons(emulate=True, cfg=cfg, num_experts=128) == []
-    assert reasons(emulate=True, cfg=cfg, num_experts=160) == ["config.num_experts 160 is above 128, the most that emulated ranks have"]
+@pytest.mark.parametrize("emulate", [False, True])
+def test_ranks_have_128_experts_at_most(emulate):
+    of_ranks = {name: values[0] for name, values, _ in parallel.SERVER_ARGUMENTS}
+    cfg = moe_server(tp_size=2, device="cpu" if emulate else "cuda", **of_ranks)
+    assert reasons(emulate, cfg=cfg, num_experts=128) == []
+    assert reasons(emulate, cfg=cfg, num_experts=160) == ["config.num_experts 160 is above 128, the most on several GPUs"]
 
 
 class UnquantizedLinearMethod:

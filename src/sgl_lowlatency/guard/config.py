@@ -137,10 +137,10 @@ def device_reasons(cfg: Any, emulate: bool) -> list[str]:
     return [f"--device {cfg.device!r} is not {wanted!r}: SGL_LOWLATENCY_EMULATE={mode}"]
 
 
-def _moe_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
+def _moe_reasons(cfg: Any, hf_config: Any) -> list[str]:
     if not getattr(hf_config, "num_experts", None):
         return []
-    return server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config, emulate=emulate)
+    return server_argument_reasons(cfg, moe.SERVER_ARGUMENTS) + moe.moe_config_reasons(cfg, hf_config)
 
 
 def _parallel_reasons(cfg: Any, hf_config: Any, emulate: bool) -> list[str]:
@@ -161,7 +161,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
         lambda: _backend_reasons(cfg),
         lambda: device_reasons(cfg, emulate),
         lambda: emulation_reasons(cfg, hf_config) if emulate else [],
-        lambda: _moe_reasons(cfg, hf_config, emulate),
+        lambda: _moe_reasons(cfg, hf_config),
         lambda: _parallel_reasons(cfg, hf_config, emulate),
     )
     return [reason for check in checks for reason in check()]

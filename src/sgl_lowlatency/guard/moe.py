@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "SGLANG_SIMULATE_UNIFORM_EXPERTS": False,
     "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": False,
 }
-CUDA_HEAD_DIM, CUDA_MAX_EXPERTS = 128, 128  # launch/decode_step_moe.cu
+FEW_EXPERTS, FP8_HEAD_DIM = 128, 128  # of FP8 experts (launch/decode_step_moe.cu, emulation alike), and of ranks the former
 CAPTURING = ("EAGLE3", "DFLASH", "DSPARK")  # speculative algorithms whose drafts read the inputs of layers
 
 _OFF = (None, False, "", 0)
@@ -44,23 +44,21 @@ SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 )
 
 
-def moe_config_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[str]:
+def moe_config_reasons(cfg: Any, hf_config: Any) -> list[str]:
     """Why the resolved server arguments `cfg` cannot be served with a MoE model, beside what guard/config.py says of every model."""
     reasons = []
-    is_parallel = getattr(cfg, "tp_size", 1) > 1  # emulated ranks have CUDA's experts (csrc/emulation/parallel_step_moe.cpp)
-    if (not emulate or is_parallel) and (num_experts := getattr(hf_config, "num_experts", 0)) > CUDA_MAX_EXPERTS:
-        whose = "emulated ranks have" if emulate else "the CUDA kernels have"
-        reasons.append(f"config.num_experts {num_experts} is above {CUDA_MAX_EXPERTS}, the most that {whose}")
-    if not emulate:
-        if (head_dim := _head_dim(hf_config)) not in (None, CUDA_HEAD_DIM):
-            reasons.append(f"config.head_dim {head_dim} of a MoE model is not {CUDA_HEAD_DIM}, the one that the CUDA kernels have")
-    if element_bytes(cfg, hf_config) == 1 and not has_blocks(hf_config):
+    is_parallel, is_fp8 = getattr(cfg, "tp_size", 1) > 1, element_bytes(cfg, hf_config) == 1
+    if (is_parallel or is_fp8) and (num_experts := getattr(hf_config, "num_experts", 0)) > FEW_EXPERTS:
+        reasons.append(f"config.num_experts {num_experts} is above {FEW_EXPERTS}, the most {'on several GPUs' if is_parallel else 'in FP8'}")
+    if is_fp8 and (head_dim := _head_dim(hf_config)) not in (None, FP8_HEAD_DIM):
+        reasons.append(f"config.head_dim {head_dim} of a MoE model in FP8 is not {FP8_HEAD_DIM}")
+    if is_fp8 and not has_blocks(hf_config):
         why = f"the kernel reads FP8 experts of a checkpoint whose weight_block_size is {BLOCK}, SGLang would give each one scale"
         reasons.append(f"FP8 weights of a MoE model without blocks: {why}")
-    elif element_bytes(cfg, hf_config) == 1 and is_parallel:
+    elif is_fp8 and is_parallel:
         reasons.append(f"--tp-size {cfg.tp_size} is not served with a MoE model in FP8: that has no kernel yet")
     drafts = getattr(cfg, "speculative_num_draft_tokens", None) or 0
-    if element_bytes(cfg, hf_config) == 1 and drafts > FP8_EXPERT_ROWS:
+    if is_fp8 and drafts > FP8_EXPERT_ROWS:
         why = f"every step would have more than {FP8_EXPERT_ROWS} rows, where SGLang's forward is faster"
         reasons.append(f"--speculative-num-draft-tokens {drafts} is not served with a MoE model in FP8: {why}")
     if (algorithm := getattr(cfg, "speculative_algorithm", None)) in CAPTURING:

@@ -43,9 +43,9 @@ SGL_DEVICE void choose_nothing(const Routing& r, int32_t row, int32_t top_k) { k
 
 // Row `row` chooses top_k of num_experts <= 32 kWords experts: by logit, descending, equal ones by id, ascending. Weights are softmax
 // probabilities over all experts. Lane l of the warp has the experts l, l + 32, ..; logit(w): fp32, of the lane's expert w * 32 + l, called once for
-// each that there is, w a constant (an index into the caller's registers).
+// each that there is, w a constant (an index into the caller's registers). kIsBf16: all of them are bf16, and one reduction finds a choice.
 // Entry: all lanes of the row's warp.
-template <int32_t kWords, class Logit>
+template <int32_t kWords, bool kIsBf16 = false, class Logit>
 SGL_DEVICE void choose_experts(const Routing& r, int32_t row, int32_t num_experts, int32_t top_k, bool renormalizes, const Logit& logit) {
   constexpr float kLog2OfE = 1.4426950408889634f;
   const int32_t lane = dialect::thread_idx() % 32;
@@ -72,8 +72,29 @@ SGL_UNROLL
   int32_t id = -1;
   float weight = 0.0f;
   uint32_t word = 0;
+  if constexpr (kIsBf16) {
+SGL_UNROLL
+    for (int32_t w = 0; w < kWords; ++w) key[w] = key[w] == 0 ? 0u : expert_key(key[w], w * 32 + lane);
 SGL_NO_UNROLL
-  for (int32_t k = 0; k < top_k; ++k) {
+    for (int32_t k = 0; k < top_k; ++k) {
+      uint32_t best = key[0];
+SGL_UNROLL
+      for (int32_t w = 1; w < kWords; ++w) best = key[w] > best ? key[w] : best;
+      best = dialect::reduce_max(best);
+      const int32_t winner = ranked_expert(best);
+      if (lane == k) id = winner;
+      if (lane == winner / 32) word |= 1u << winner % 32;
+SGL_UNROLL
+      for (int32_t w = 0; w < kWords; ++w) key[w] = key[w] == best ? 0u : key[w];
+    }
+SGL_UNROLL
+    for (int32_t w = 0; w < kWords; ++w) {
+      const float winner_score = dialect::shuffle(score[w], id & 31);
+      weight = static_cast<uint32_t>(id) / 32 == static_cast<uint32_t>(w) ? winner_score : weight;
+    }
+  }
+SGL_NO_UNROLL
+  for (int32_t k = 0; !kIsBf16 && k < top_k; ++k) {
     uint32_t best = 0, best_word = 0;
     float best_score = 0.0f;
 SGL_UNROLL

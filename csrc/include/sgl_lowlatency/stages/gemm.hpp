@@ -1,6 +1,8 @@
 // out[n, m] = sum_k weight[m, k] * panel[n, k] for the block's tiles of one matrix: m16n8k16 MMAs, K split over the eight
 // consumer warps, partial tiles added across warps in warp order (bitwise repeatable).
 #pragma once
+#include <type_traits>
+
 #include "sgl_lowlatency/stages/warp_tile.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -58,7 +60,7 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
   const int32_t pitch = abi::panel_row_bytes(k_panel), finishers = finisher_warps(p.rows, pairs) * 32;
   const auto scales_of = [&](int32_t tile, int32_t k) { return load_block_scales<kElementBytes>(p, s, layer, op, tile, k, warp, lane); };
-  BlockScales<kElementBytes> next_scales = scales_of(begin, 0);
+  OpScales<kElementBytes, Op> next_scales = scales_of(begin, 0);
   for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
     const int32_t k1 = min_int(k0 + k_panel, k_extent);
     const bool is_last_panel = k1 == k_extent;
@@ -77,15 +79,23 @@ SGL_DEVICE void run_tiles(const DecodeStepParams& p, const Shared& s, int32_t la
       if (is_last_panel && is_finisher) early = ops.before(op, target, m, n);
       RowScales<kElementBytes> row_scales;
       if (is_last_panel && is_finisher) row_scales = load_row_scales<kElementBytes>(p, s, layer, op, target, m);
-      const BlockScales<kElementBytes> scales = next_scales;
+      const OpScales<kElementBytes, Op> scales = next_scales;
       next_scales = scales_of(tile + 1 < end ? tile + 1 : begin, tile + 1 < end ? k0 : k1);
       WarpTile<kNTiles, kElementBytes> product;
-      for (int32_t k = k0; k < k1; k += abi::stage_k(kElementBytes)) {
+      const int32_t stage_k = abi::stage_k(weight_bytes<kElementBytes>(op));
+      for (int32_t k = k0; k < k1; k += stage_k) {
         if (!dialect::planted(dialect::Planted::kRingNoWait)) {
           sync::wait_mbarrier(sink, abi::kFaultRingFull, layer, cursor.stage, s.full(cursor.stage), cursor.parity);
         }
-        product.multiply(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(abi::stage_k(kElementBytes), k1 - k),
-                         (k - k0) / abi::stage_k(kElementBytes), warp, lane, scales);
+        if constexpr (kElementBytes == 1 && std::is_same_v<Op, MoeOp>) {
+          if (op == abi::kOpRouter) {
+            product.multiply_bf16(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(stage_k, k1 - k), warp, lane);
+          } else {
+            product.multiply(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(abi::stage_k(1), k1 - k), (k - k0) / abi::stage_k(1), warp, lane, scales);
+          }
+        } else {
+          product.multiply(p, s, s.stage(cursor.stage), pitch, k - k0, min_int(stage_k, k1 - k), (k - k0) / stage_k, warp, lane, scales);
+        }
         dialect::sync_warp();
         // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
         if (lane == 0) dialect::mbarrier_arrive(s.empty(cursor.stage));

@@ -11,28 +11,58 @@
 
 namespace sgl_lowlatency::stages {
 
-// The scales of an expert's tile of kOpGateUp or kOpDown, as load_block_scales: lane i has those of stage i. Asked for a tile ahead. Entry: all lanes of
-// a consumer warp.
-template <int32_t kElementBytes, int32_t kOp>
-SGL_DEVICE BlockScales<kElementBytes> load_expert_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t expert, int32_t tile) {
+// The scales of a tile of gate_up of one expert, as load_block_scales: lane i has those of stage i. Asked for a tile ahead. Entry: all lanes of a
+// consumer warp.
+template <int32_t kElementBytes>
+SGL_DEVICE BlockScales<kElementBytes> load_gate_up_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, int32_t expert, int32_t tile) {
   BlockScales<kElementBytes> scales;
   if constexpr (kElementBytes == 1) {
-    constexpr bool kIsPaired = kOp == abi::kOpGateUp;
     const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
-    const int32_t num_blocks = p.ops[kOp].k_extent / abi::kScaleBlock, channels = p.geometry.moe_intermediate;
+    const int32_t num_blocks = p.ops[abi::kOpGateUp].k_extent / abi::kScaleBlock, channels = p.geometry.moe_intermediate;
     int32_t block = lane * abi::kStageChunks + warp;
     if (block >= num_blocks) return scales;
     if (dialect::planted(dialect::Planted::kWrongScaleBlock)) block = (block + 1) % num_blocks;
-    const int32_t row = kIsPaired ? expert * 2 * channels + tile * (abi::kTileRows / 2) : expert * p.geometry.hidden + tile * abi::kTileRows;
-    scales = block_scales_at(layer_scales(s, layer).of[kOp], num_blocks, block, row, row + channels, kIsPaired);
+    const int32_t row = expert * 2 * channels + tile * (abi::kTileRows / 2);
+    scales = block_scales_at(layer_scales(s, layer).of[abi::kOpGateUp], num_blocks, block, row, row + channels, true);
   }
   return scales;
 }
 
-// Waits for the ring's next stage, multiplies it into `product` and frees it. index: of the stage in the tile. Entry: all lanes of every consumer warp.
-template <int32_t kNTiles, int32_t kElementBytes, class RowOf>
+// The scales of a tile of down, of a window of experts at a time: an expert has one or two stages, and each of the window's would be a trip to memory
+// of its own. The window is 1 << log2 experts, as many as a warp has lanes for. Windows begin at multiples of their size.
+struct ScaleWindow {
+  int32_t log2 = 5;
+  SGL_DEVICE explicit ScaleWindow(int32_t num_stages) {
+    while (num_stages << log2 > 32) --log2;
+  }
+  SGL_DEVICE int32_t first(int32_t place) const { return place >> log2 << log2; }
+  // The lane that has the scale of stage `stage` of the expert at `place`.
+  SGL_DEVICE int32_t lane_of(int32_t place, int32_t stage) const { return (place & ((1 << log2) - 1)) + (stage << log2); }
+};
+
+// Of the window that begins at place `first`; entry: all lanes of a consumer warp.
+template <int32_t kElementBytes>
+SGL_DEVICE BlockScales<kElementBytes, false> load_down_scales(const DecodeStepParams& p, const Shared& s, int32_t layer, const MoeWork& work,
+                                                              const ScaleWindow& window, int32_t first, int32_t tile) {
+  BlockScales<kElementBytes, false> scales;
+  if constexpr (kElementBytes == 1) {
+    const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+    const int32_t num_blocks = p.ops[abi::kOpDown].k_extent / abi::kScaleBlock;
+    const int32_t place = first + (lane & ((1 << window.log2) - 1));
+    int32_t block = (lane >> window.log2) * abi::kStageChunks + warp;
+    if (block >= num_blocks || place >= work.num_active()) return scales;
+    if (dialect::planted(dialect::Planted::kWrongScaleBlock)) block = (block + 1) % num_blocks;
+    const int32_t row = work.expert(place) * p.geometry.hidden + tile * abi::kTileRows;
+    scales.first = block_scale_at(layer_scales(s, layer).of[abi::kOpDown], num_blocks, block, row);
+  }
+  return scales;
+}
+
+// Waits for the ring's next stage, multiplies it into `product` and frees it. index: the lane that has its scales. Entry: all lanes of every consumer
+// warp.
+template <int32_t kNTiles, int32_t kElementBytes, bool kIsPaired, class RowOf>
 SGL_DEVICE void multiply_stage(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, WarpTile<kNTiles, kElementBytes>& product,
-                               int32_t width, int32_t index, const BlockScales<kElementBytes>& scales, const RowOf& row_of) {
+                               int32_t width, int32_t index, const BlockScales<kElementBytes, kIsPaired>& scales, const RowOf& row_of) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   if (!dialect::planted(dialect::Planted::kRingNoWait)) {
     sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, layer, cursor.stage, s.full(cursor.stage), cursor.parity);
@@ -60,80 +90,101 @@ SGL_DEVICE float* scratch_half(const DecodeStepParams& p, const Shared& s, uint3
   return s.scratch() + half * (abi::kNumConsumerWarps * p.rows * abi::kScratchPitch);
 }
 
-// The block's tiles of the router of a layer whose other weights are FP8. run_tiles would do; this has fewer registers. ops: as run_tiles calls them.
-// Entry: all consumer threads; panel and scratch are free. Behind the last tile some threads still read scratch, as in run_tiles.
-template <int32_t kNTiles, class Ops>
-SGL_DEVICE void run_bf16_router(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial, const Ops& ops) {
-  constexpr int32_t kPairs = abi::kTileRows / 2;
-  constexpr StaticOp<abi::kOpRouter> kRouter{};
-  const abi::TileRange own = s.rows()->tiles[abi::kOpRouter];
-  if (own.count == 0) return;
-  const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32;
-  const int32_t k_extent = p.ops[abi::kOpRouter].k_extent, pitch = abi::panel_row_bytes(k_extent), m = thread % kPairs * 2, n = thread / kPairs;
-  ops.load(kRouter, 0, k_extent);
-SGL_NO_UNROLL
-  for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
-    WarpTile<kNTiles, 2> product;
-SGL_NO_UNROLL
-    for (int32_t k = 0; k < k_extent; k += abi::stage_k(2)) {
-      multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(abi::stage_k(2), k_extent - k), 0, BlockScales<2>{}, [&](int32_t row) {
-        return panel_row(p, s, row, pitch, k + warp * abi::chunk_k(2), lane);
-      });
-    }
-    float* const half = scratch_half(p, s, partial.half);
-    partial.half ^= 1u;
-    store_partial<kNTiles>(half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
-    sync_consumers();
-    TilePair pair{tile, m, n, {}, {}};
-    if (n < p.rows) sum_partials(p, half, n, m, pair.y);
-    ops.finish(kRouter, pair, n < p.rows, Early{});
+// Where the parts of gate_up's tiles lie until they are summed: two halves of `per_sum` tiles each, behind the router's panel, which leaves room there
+// with few rows; where it leaves none, in scratch, a tile each.
+struct ExpertParts {
+  float* base;
+  int32_t per_sum;
+
+  // most: tiles that a sum may have.
+  SGL_DEVICE ExpertParts(const DecodeStepParams& p, const Shared& s, int32_t most) {
+    const int32_t panel_bytes = p.rows * abi::panel_row_bytes(p.ops[abi::kOpGateUp].k_panel);
+    per_sum = min_int(most, (p.max_panel_bytes - panel_bytes) / (2 * 4 * tile_floats(p)));
+    base = per_sum > 1 ? reinterpret_cast<float*>(s.panel() + panel_bytes) : s.scratch();
+    if (per_sum < 1) per_sum = 1;
   }
+  SGL_DEVICE static int32_t tile_floats(const DecodeStepParams& p) { return abi::kNumConsumerWarps * p.rows * abi::kScratchPitch; }
+  // nth: of the tiles of a sum.
+  SGL_DEVICE float* tile(const DecodeStepParams& p, uint32_t half, int32_t nth) const {
+    return base + (static_cast<int32_t>(half) * per_sum + nth) * tile_floats(p);
+  }
+};
+
+// Where a block begins in gate_up; asked for as soon as the routing is there, since the first scales come from memory.
+template <int32_t kElementBytes>
+struct GateUpBegin {
+  GateUpShare own;
+  BlockScales<kElementBytes> scales;
+};
+// Entry: all consumer threads, behind route_rows.
+template <int32_t kElementBytes>
+SGL_DEVICE GateUpBegin<kElementBytes> begin_expert_gate_up(const DecodeStepParams& p, const Shared& s, int32_t layer) {
+  const MoeWork work = moe_work(p, s);
+  GateUpBegin<kElementBytes> begin{GateUpShare(p, work.num_active()), {}};
+  if (begin.own.left > 0) begin.scales = load_gate_up_scales<kElementBytes>(p, s, layer, work.expert(begin.own.place), begin.own.tile);
+  return begin;
 }
 
-// The block's share of the active experts' gate and up tiles. Entry: all consumer threads, behind route_rows; the panel is the router's:
-// mid_scaled, all of K; Row::inverse_rms is published. Behind the last tile some threads still read scratch, as in run_tiles.
+// The block's share of the active experts' gate and up tiles. Several tiles are multiplied before a barrier, and then summed side by side, by a warp
+// or two each: what a sum costs is paid once for all of them. The parts of the next ones go to the other half meanwhile; who stores to this half again
+// is behind the next barrier, and so are this half's readers.
+// Entry: all consumer threads, behind route_rows; the panel is the router's: mid_scaled, all of K; Row::inverse_rms is published. The panel is free
+// behind it. Some threads may still read scratch, as in run_tiles.
 template <int32_t kNTiles, int32_t kElementBytes>
-SGL_DEVICE void run_expert_gate_up(const DecodeStepParams& p, const Shared& s, int32_t layer, RingCursor& cursor, PartialCursor& partial) {
+SGL_DEVICE void run_expert_gate_up(const DecodeStepParams& p, const Shared& s, int32_t layer, const GateUpBegin<kElementBytes>& begin,
+                                   RingCursor& cursor, PartialCursor& partial) {
   constexpr int32_t kHalf = abi::kTileRows / 2, kPairs = kHalf / 2, kStageK = abi::stage_k(kElementBytes);
+  constexpr int32_t kTileThreads = kNTiles * 8 * kPairs;  // that sum a tile
+  constexpr int32_t kMaxPerSum = kConsumerThreads / kTileThreads < kMaxTilesPerSum ? kConsumerThreads / kTileThreads : kMaxTilesPerSum;
   const MoeWork work = moe_work(p, s);
   const abi::OpPlan& op = p.ops[abi::kOpGateUp];
   const int32_t thread = dialect::thread_idx(), warp = thread / 32, lane = thread % 32, pitch = abi::panel_row_bytes(op.k_panel);
-  const int32_t m = thread % kPairs * 2, n = thread / kPairs;
+  const int32_t m = thread % kPairs * 2, n = thread / kPairs % (kNTiles * 8), nth_own = thread / kTileThreads;
   const auto scales_of = [&](const GateUpShare& at) {
-    return at.left > 0 ? load_expert_scales<kElementBytes, abi::kOpGateUp>(p, s, layer, work.expert(at.place), at.tile) : BlockScales<kElementBytes>{};
+    return at.left > 0 ? load_gate_up_scales<kElementBytes>(p, s, layer, work.expert(at.place), at.tile) : BlockScales<kElementBytes>{};
   };
-  GateUpShare own(p, work.num_active());
-  BlockScales<kElementBytes> next_scales = scales_of(own);
+  const ExpertParts parts(p, s, kMaxPerSum);
+  GateUpShare own = begin.own;
+  BlockScales<kElementBytes> next_scales = begin.scales;
 SGL_NO_UNROLL
   while (own.left > 0) {
-    const GateUpShare at = own;
-    own.advance(op.num_tiles);
-    const BlockScales<kElementBytes> scales = next_scales;
-    next_scales = scales_of(own);
-    const uint32_t row_bits = work.routing().row_bits()[work.expert(at.place)];
-    WarpTile<kNTiles, kElementBytes> product;
+    GateUpShare summed = own;  // the tile that this thread sums: number nth_own of these
+    const int32_t count = min_int(own.left, parts.per_sum);
+    summed.advance_by(nth_own, op.num_tiles);
 SGL_NO_UNROLL
-    for (int32_t k = 0; k < op.k_extent; k += kStageK) {
-      multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(kStageK, op.k_extent - k), k / kStageK, scales, [&](int32_t row) {
-        const bool is_row = (row_bits >> row & 1u) != 0;
-        return PanelRow{is_row ? s.panel() + row * pitch + (k + warp * abi::chunk_k(kElementBytes) + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
-      });
+    for (int32_t nth = 0; nth < count; ++nth) {
+      const uint32_t row_bits = work.routing().row_bits()[work.expert(own.place)];
+      own.advance(op.num_tiles);
+      const BlockScales<kElementBytes> scales = next_scales;
+      next_scales = scales_of(own);
+      WarpTile<kNTiles, kElementBytes> product;
+SGL_NO_UNROLL
+      for (int32_t k = 0; k < op.k_extent; k += kStageK) {
+        multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(kStageK, op.k_extent - k), k / kStageK, scales, [&](int32_t row) {
+          const bool is_row = (row_bits >> row & 1u) != 0;
+          const char* const at = s.panel() + row * pitch + (k + warp * abi::chunk_k(kElementBytes) + lane / 8 * 8) * 2;
+          return PanelRow{is_row ? at : s.zero_row(), is_row ? 64 : 0};
+        });
+      }
+      store_partial<kNTiles>(parts.tile(p, partial.half, nth) + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
     }
-    float* const half = scratch_half(p, s, partial.half);
+    const float* const tile_parts = parts.tile(p, partial.half, nth_own);
     partial.half ^= 1u;
-    store_partial<kNTiles>(half + warp * p.rows * abi::kScratchPitch, p.rows, lane, product);
-    sync_consumers();
-    if (n >= p.rows || (row_bits >> n & 1u) == 0) continue;
+    if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();
+    if (nth_own >= count || n >= p.rows) continue;
+    const uint32_t row_bits = work.routing().row_bits()[work.expert(summed.place)];
+    if ((row_bits >> n & 1u) == 0) continue;
     float gate[2], up[2], out[2];
-    sum_partials(p, half, n, m, gate);
-    sum_partials(p, half, n, m + kHalf, up);
+    sum_partials(p, tile_parts, n, m, gate);
+    sum_partials(p, tile_parts, n, m + kHalf, up);
     const float inverse_rms = s.rows()->row[n].inverse_rms;
 SGL_UNROLL
     for (int32_t j = 0; j < 2; ++j) out[j] = swiglu(gate[j] * inverse_rms, up[j] * inverse_rms);
     uint32_t words[1] = {pack_bf16(out[0], out[1])};
-    const int32_t pair = work.first_pairs()[at.place] + rows_below(row_bits, n), neuron = at.tile * kHalf + m;
+    const int32_t pair = work.first_pairs()[summed.place] + rows_below(row_bits, n), neuron = summed.tile * kHalf + m;
     sync::publish(handover_buffer(p, s, layer, p.at.activation) + (static_cast<int64_t>(pair) * p.geometry.moe_intermediate + neuron) / 2, words);
   }
+  if (parts.per_sum > 1) sync_consumers();  // the parts in the panel are read
 }
 
 // Fills the panel with the activations of pairs [begin, end), a row each. Entry: all consumer threads; the panel is free. A consumer barrier must
@@ -192,11 +243,13 @@ SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int3
   const bool has_finisher = warp * 32 < finisher_warps(p.rows, kPairs) * 32, is_finisher = n < p.rows;
   const int32_t* const first_pairs = work.first_pairs();
   int32_t loaded = -1;  // the place that the panel begins with
-  const auto scales_of = [&](int32_t tile, int32_t place) {
-    return num_active > 0 && tile < own.begin + own.count ? load_expert_scales<kElementBytes, abi::kOpDown>(p, s, layer, work.expert(place), tile)
-                                        : BlockScales<kElementBytes>{};
+  const auto bits_of = [&](int32_t place) { return work.routing().row_bits()[work.expert(place)]; };
+  uint32_t next_bits = num_active > 0 ? bits_of(0) : 0u;  // of a step that is all padding no expert is active
+  const ScaleWindow window((k_extent + kStageK - 1) / kStageK);
+  const auto scales_of = [&](int32_t first, int32_t tile) {
+    return tile < own.begin + own.count ? load_down_scales<kElementBytes>(p, s, layer, work, window, first, tile) : BlockScales<kElementBytes, false>{};
   };
-  BlockScales<kElementBytes> next_scales = scales_of(own.begin, 0);  // of a step that is all padding no expert is active
+  BlockScales<kElementBytes, false> scales, next_scales = scales_of(0, own.begin);
 SGL_NO_UNROLL
   for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
     Early early{};
@@ -213,14 +266,19 @@ SGL_NO_UNROLL
       }
 SGL_NO_UNROLL
       for (int32_t place = begin; place < end; ++place) {
-        const uint32_t row_bits = work.routing().row_bits()[work.expert(place)];
+        const uint32_t row_bits = next_bits;
+        next_bits = bits_of(place + 1 < num_active ? place + 1 : 0);
         const char* const rows = s.panel() + (first_pairs[place] - first_pairs[begin]) * pitch;
-        const BlockScales<kElementBytes> scales = next_scales;
-        next_scales = place + 1 < num_active ? scales_of(tile, place + 1) : scales_of(tile + 1, 0);
+        if (place == window.first(place)) {
+          const int32_t next = place + (1 << window.log2);
+          scales = next_scales;
+          next_scales = next < num_active ? scales_of(next, tile) : scales_of(0, tile + 1);
+        }
         WarpTile<kNTiles, kElementBytes> product;
 SGL_NO_UNROLL
         for (int32_t k = 0; k < k_extent; k += kStageK) {
-          multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(kStageK, k_extent - k), k / kStageK, scales, [&](int32_t row) {
+          const int32_t index = window.lane_of(place, k / kStageK);
+          multiply_stage<kNTiles>(p, s, layer, cursor, product, min_int(kStageK, k_extent - k), index, scales, [&](int32_t row) {
             const bool is_row = (row_bits >> row & 1u) != 0;
             const char* const at = rows + rows_below(row_bits, row) * pitch + (k + warp * abi::chunk_k(kElementBytes) + lane / 8 * 8) * 2;
             return PanelRow{is_row ? at : s.zero_row(), is_row ? 64 : 0};

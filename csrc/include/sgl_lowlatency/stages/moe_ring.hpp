@@ -1,5 +1,6 @@
 // The weight ring of MoE layers: what is decided statically streams ahead as ever; an expert's weights wait until the block has routed.
 #pragma once
+#include "sgl_lowlatency/stages/moe_choices.hpp"
 #include "sgl_lowlatency/stages/moe_routing.hpp"
 #include "sgl_lowlatency/stages/weight_ring.hpp"
 
@@ -20,7 +21,7 @@ struct StageFiller {
       : p(params), s(shared), max_in_flight(min_int(abi::kMaxStagesInFlight, p.num_stages)),
         max_ahead(min_int(abi::kMaxStagesInFlightAhead, p.num_stages)) {}
 
-  SGL_DEVICE void begin_operation() { num_ahead = p.num_stages; }
+  SGL_DEVICE void begin_operation(int32_t ahead) { num_ahead = ahead; }
 
   // row, part, chunk: as load_stage takes them. layer: for the fault record.
   SGL_DEVICE void fill(int32_t layer, const abi::WeightMap* map, int32_t row, int32_t part, int32_t chunk) {
@@ -45,7 +46,7 @@ struct StageFiller {
     const int32_t own_begin = s.rows()->tiles[op].begin, own_end = own_begin + s.rows()->tiles[op].count;
     const int32_t at_once = abi::tiles_at_once(op, p.ops[op], own_end - own_begin, p.max_tiles_multi_panel);
     const int32_t k_extent = p.ops[op].k_extent, k_panel = p.ops[op].k_panel;
-    begin_operation();
+    begin_operation(p.num_stages);
     for (int32_t begin = own_begin; begin < own_end; begin += at_once) {
       const int32_t end = min_int(begin + at_once, own_end);
       for (int32_t k0 = 0; k0 < k_extent; k0 += k_panel) {
@@ -71,10 +72,13 @@ struct GateUpShare {
     tile = own.begin % num_tiles;
     left = own.count;
   }
-  SGL_DEVICE void advance(int32_t num_tiles) {
-    --left;
-    if (++tile == num_tiles) {
-      tile = 0;
+  SGL_DEVICE void advance(int32_t num_tiles) { advance_by(1, num_tiles); }
+  // count <= num_tiles.
+  SGL_DEVICE void advance_by(int32_t count, int32_t num_tiles) {
+    left -= count;
+    tile += count;
+    if (tile >= num_tiles) {
+      tile -= num_tiles;
       ++place;
     }
   }
@@ -113,12 +117,12 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
     }
     const int32_t num_active = has_experts ? work.num_active() : 0;
     const abi::TileRange columns = s.rows()->tiles[abi::kOpDown];
-    ring.begin_operation();
+    ring.begin_operation(kExpertsAtFullDepth ? 0 : p.num_stages);
     for (GateUpShare own(p, num_active); own.left > 0; own.advance(gate_up.num_tiles)) {
       const int32_t expert = work.expert(own.place), row = own.tile * (abi::kTileRows / 2);
       for (int32_t k = 0; k < gate_up.k_extent; k += kStageK) ring.fill(layer, gate_up_map, row, 2 * expert, k / kChunkK);
     }
-    ring.begin_operation();
+    ring.begin_operation(p.num_stages);
     for (int32_t tile = columns.begin; tile < columns.begin + columns.count; ++tile) {
       for (int32_t place = 0; place < num_active; ++place) {
         const int32_t behind = dialect::planted(dialect::Planted::kNextExpert) ? 1 : 0, expert = (work.expert(place) + behind) % p.geometry.num_experts;

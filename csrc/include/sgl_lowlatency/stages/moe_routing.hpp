@@ -92,7 +92,7 @@ SGL_UNROLL
     if (s.rows()->row[row].slot == abi::kPaddingSlot) {
       choose_nothing(r, row, top_k);
     } else {
-      choose_experts<kWords>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
+      choose_experts<kWords, true>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
         return lane % 2 == 0 ? low_float(pairs[w]) : high_float(pairs[w]);
       });
     }

@@ -18,7 +18,7 @@ SGL_DEVICE PanelRow panel_row(const DecodeStepParams& p, const Shared& s, int32_
 
 // multiply: one stage's share of the tile. Entry: all lanes of a consumer warp, the stage is full. pitch: bytes of a panel row; k_local:
 // the stage's first column in the panel; width: K elements of the stage, a multiple of a chunk's; index: of the stage in the panel.
-// multiply_rows: the same of columns that lie elsewhere; row_of(column): its PanelRow, at the warp's chunk.
+// multiply_rows: the same of columns that lie elsewhere; row_of(column): its PanelRow, at the warp's chunk. Scales: of lane `index`.
 // sum: element i of the MMA's result for N tile t.
 template <int32_t kNTiles, int32_t kElementBytes>
 struct WarpTile;
@@ -30,14 +30,16 @@ struct WarpTile<kNTiles, 2> {
 
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return c[t][0][i] + c[t][1][i]; }
 
+  template <bool kIsPaired>
   SGL_DEVICE void multiply(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width,
-                           int32_t index, int32_t warp, int32_t lane, const BlockScales<2>& scales) {
+                           int32_t index, int32_t warp, int32_t lane, const BlockScales<2, kIsPaired>& scales) {
     multiply_rows(stage, width, index, warp, lane, scales,
                   [&](int32_t row) { return panel_row(p, s, row, pitch, k_local + warp * abi::chunk_k(2), lane); });
   }
 
-  template <class RowOf>
-  SGL_DEVICE void multiply_rows(const char* stage, int32_t width, int32_t, int32_t warp, int32_t lane, const BlockScales<2>&, const RowOf& row_of) {
+  template <bool kIsPaired, class RowOf>
+  SGL_DEVICE void multiply_rows(const char* stage, int32_t width, int32_t, int32_t warp, int32_t lane, const BlockScales<2, kIsPaired>&,
+                                const RowOf& row_of) {
     constexpr int32_t kWarpK = abi::chunk_k(2), kPairs = kWarpK / 32;
     const char* const chunk = stage + abi::stage_offset(warp, 0, 0);
     const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first k16 step; the step's number is xored in
@@ -71,14 +73,15 @@ struct WarpTile<kNTiles, 1> {
 
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return scaled[t][i]; }
 
+  template <bool kIsPaired>
   SGL_DEVICE void multiply(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width, int32_t index,
-                           int32_t warp, int32_t lane, const BlockScales<1>& scales) {
+                           int32_t warp, int32_t lane, const BlockScales<1, kIsPaired>& scales) {
     multiply_rows(stage, width, index, warp, lane, scales,
                   [&](int32_t row) { return panel_row(p, s, row, pitch, k_local + warp * abi::chunk_k(1), lane); });
   }
 
-  template <class RowOf>
-  SGL_DEVICE void multiply_rows(const char* stage, int32_t width, int32_t index, int32_t warp, int32_t lane, const BlockScales<1>& scales,
+  template <bool kIsPaired, class RowOf>
+  SGL_DEVICE void multiply_rows(const char* stage, int32_t width, int32_t index, int32_t warp, int32_t lane, const BlockScales<1, kIsPaired>& scales,
                                 const RowOf& row_of) {
     constexpr int32_t kWarpK = abi::chunk_k(1), kPairs = kWarpK / 32;
     const char* const chunk = stage + abi::stage_offset(warp, 0, 0);
@@ -87,7 +90,9 @@ struct WarpTile<kNTiles, 1> {
 SGL_UNROLL
     for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = row_of(t * 8 + lane % 8);
     if (warp * kWarpK >= width) return;
-    const float first = dialect::shuffle(scales.first, index), last = dialect::shuffle(scales.last, index);
+    const float first = dialect::shuffle(scales.first, index);
+    float last = first;
+    if constexpr (kIsPaired) last = dialect::shuffle(scales.last, index);
     float c[kNTiles][2][4] = {};
 SGL_UNROLL
     for (int32_t pair = 0; pair < kPairs; ++pair) {
@@ -116,6 +121,36 @@ SGL_UNROLL
     for (int32_t t = 0; t < kNTiles; ++t) {
 SGL_UNROLL
       for (int32_t i = 0; i < 4; ++i) scaled[t][i] += (c[t][0][i] + c[t][1][i]) * (i < 2 ? first : last);
+    }
+  }
+
+  // The same of a stage of bf16 weights, 64 columns a warp, against a panel in the order of FP8's: a lane takes the four neighbouring columns that it
+  // has of the panel.
+  SGL_DEVICE void multiply_bf16(const DecodeStepParams& p, const Shared& s, const char* stage, int32_t pitch, int32_t k_local, int32_t width,
+                                int32_t warp, int32_t lane) {
+    constexpr int32_t kWarpK = abi::chunk_k(2), kSteps = kWarpK / 16;
+    PanelRow b_row[kNTiles];
+SGL_UNROLL
+    for (int32_t t = 0; t < kNTiles; ++t) b_row[t] = panel_row(p, s, t * 8 + lane % 8, pitch, k_local + warp * kWarpK, lane);
+    if (warp * kWarpK >= width) return;
+SGL_UNROLL
+    for (int32_t step = 0; step < kSteps; step += 2) {
+      uint32_t a[2][4];
+SGL_UNROLL
+      for (int32_t i = 0; i < 4; ++i) {  // k16 step i / 2, rows of half i % 2
+        const int32_t row = i % 2 * 8 + lane / 4, column_bytes = (step + i / 2) * 32 + lane % 4 * 8;
+        const Word2 w = *reinterpret_cast<const Word2*>(stage + abi::stage_offset(warp, row, column_bytes / 16) + column_bytes % 16);
+        a[i / 2][i % 2] = (w.x & 0xffffu) | w.y << 16;
+        a[i / 2][i % 2 + 2] = w.x >> 16 | (w.y & 0xffff0000u);
+      }
+SGL_UNROLL
+      for (int32_t t = 0; t < kNTiles; ++t) {
+        uint32_t b[4];
+        dialect::ldmatrix_x4(b, b_row[t].at + step / 2 * b_row[t].step);
+        const uint32_t b0[2] = {b[0], b[1]}, b1[2] = {b[2], b[3]};
+        dialect::mma_m16n8k16(scaled[t], a[0], b0);
+        dialect::mma_m16n8k16(scaled[t], a[1], b1);
+      }
     }
   }
 };

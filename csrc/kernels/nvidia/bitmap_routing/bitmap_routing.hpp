@@ -10,6 +10,8 @@
 // Phases    a warp a row: its choices | a warp a word of 32 experts: their row bits and places; a thread a choice: its place | the copy out.
 // Hand-over none: the block's barriers part the phases. The launch in front may still run when this one begins: it waits before it reads.
 #pragma once
+#include <type_traits>
+
 #include "sgl_lowlatency/stages/bitmap_routing.hpp"
 
 namespace sgl_lowlatency::kernels {
@@ -35,7 +37,8 @@ SGL_NO_UNROLL
                    {p.fault, p.rank, 0}, 0);
     } else if (row < num_live) {
       const Logit* const logits = static_cast<const Logit*>(p.logits) + static_cast<int64_t>(row) * p.logits_stride;
-      choose_experts<kWords>(r, row, p.num_experts, p.top_k, p.renormalizes != 0, [&](int32_t w) { return logit_at(logits, w * 32 + lane); });
+      choose_experts<kWords, std::is_same_v<Logit, abi::bf16>>(r, row, p.num_experts, p.top_k, p.renormalizes != 0,
+                                                               [&](int32_t w) { return logit_at(logits, w * 32 + lane); });
     } else {
       keep_choices(r, row, p.top_k, -1, 0.0f, 0u);
     }

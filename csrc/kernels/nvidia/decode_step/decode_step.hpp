@@ -47,15 +47,14 @@ struct DecodeStep {
 
   SGL_DEVICE DecodeStep(const Params& params, const Shared& shared) : p(params), s(shared) {}
 
-  // What differs between the operations of layer `layer` (see run_tiles). kPanelBytes: of a weight of the operation, whose order the panel has.
-  template <int32_t kPanelBytes = kElementBytes>
+  // What differs between the operations of layer `layer` (see run_tiles).
   struct Ops {
     const DecodeStep& step;
     int32_t layer;
 
     template <class Op>
     SGL_DEVICE void load(Op op, int32_t k0, int32_t k1) const {
-      load_operand<kPanelBytes>(step.p, step.s, layer, op, k0, k1);
+      load_operand<kElementBytes>(step.p, step.s, layer, op, k0, k1);
       if constexpr (kIsParallel) {
         if (k0 == 0) step.stamp_op(layer, op, 0);
       }
@@ -175,7 +174,7 @@ SGL_UNROLL
     if (op == abi::kOpGateUp && num_tiles == 0) begin_layer_upkeep(layer);
     // FP8 tiles are short, and their finishing counts. Behind qkv, attention keeps the new tokens' k and v of verify in half of scratch.
     const bool is_in_order = kElementBytes == 2 || (kIsVerify && op == abi::kOpQkv);
-    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, is_in_order, s.rows()->tiles[op], cursor, partial, Ops<>{*this, layer});
+    if (num_tiles > 0) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, is_in_order, s.rows()->tiles[op], cursor, partial, Ops{*this, layer});
     if (op == abi::kOpGateUp && num_tiles < 2) finish_layer_upkeep(layer);
     if constexpr (kIsParallel) stamp_op(layer, op, 1);
   }
@@ -200,16 +199,14 @@ SGL_NO_UNROLL
   }
 
   // qkv, out_proj and router are one piece of code here. The panel that the router multiplies is gate_up's too: a block without tiles of the router
-  // loads it all the same. With FP8 weights the router is bf16 still, code of its own, and gate_up's panel has another order: every block loads that
-  // one, the owners of router tiles again, while the logits are under way. The upkeep lies behind the routing, where the first experts' weights are on their way, and at a place of its own: how many
+  // loads it all the same. The upkeep lies behind the routing, where the first experts' weights are on their way, and at a place of its own: how many
   // tiles of gate_up a block has is known on the device only. Entry: all consumer threads.
   SGL_DEVICE void run_moe_layer(int32_t layer) {
     static_assert(abi::kOpQkv == 0 && abi::kOpOutProj == 1, "the first operations are numbered as they run");
-    constexpr bool kIsBf16 = kElementBytes == 2;
-    const Ops<> ops{*this, layer};
+    const Ops ops{*this, layer};
 SGL_NO_UNROLL
-    for (int32_t nth = 0; nth < (kIsBf16 ? 3 : 2); ++nth) {
-      const int32_t op = nth < 2 ? nth : static_cast<int32_t>(abi::kOpRouter);
+    for (int32_t nth = 0; nth < 3; ++nth) {
+      const MoeOp op{nth < 2 ? nth : static_cast<int32_t>(abi::kOpRouter)};
       if (op == abi::kOpOutProj) run_attention<kHeadDim, kIsVerify>(p, s, layer, partial.half);
       const abi::TileRange& own = s.rows()->tiles[op];
       if (own.count > 0 || op == abi::kOpRouter) run_tiles<kNTiles, kElementBytes>(p, s, layer, op, true, own, cursor, partial, ops);
@@ -217,14 +214,13 @@ SGL_NO_UNROLL
         if (op == abi::kOpOutProj) take_sums(p, s, layer, op);
       }
     }
-    if constexpr (!kIsBf16) {
-      run_bf16_router<kNTiles>(p, s, layer, cursor, partial, Ops<2>{*this, layer});
-      load_operand<1>(p, s, layer, StaticOp<abi::kOpGateUp>{}, 0, p.ops[abi::kOpGateUp].k_extent);
-    }
+    if (kClearsFirst) begin_layer_upkeep(layer);
     route_rows<kExpertWords>(p, s, layer);
-    begin_layer_upkeep(layer);
-    finish_layer_upkeep(layer);
-    run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, cursor, partial);
+    const GateUpBegin<kElementBytes> gate_up = begin_expert_gate_up<kElementBytes>(p, s, layer);
+    if (!kClearsFirst) begin_layer_upkeep(layer);
+    if (!kFenceBehindGateUp) finish_layer_upkeep(layer);
+    run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, gate_up, cursor, partial);
+    if (kFenceBehindGateUp) finish_layer_upkeep(layer);
     run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
     if constexpr (kIsParallel) take_sums(p, s, layer, abi::kOpDown);
   }

@@ -3,7 +3,7 @@
 - moe_runner_backend: a server without the flag has "auto", and the layers then pick Triton; guard/moe.py checks what they picked.
 - env: no permuted expert weights, no simulated routing.
 - FP8 of a checkpoint with scales of blocks: the check compares with SGLang's forward of exact products, so the bounds are those of bf16.
-- Not EAGLE3, DFLASH, DSPARK, whose drafts read inputs of layers; not more than 128 experts, the most that the CUDA kernels have.
+- Not EAGLE3, DFLASH, DSPARK, whose drafts read inputs of layers; in FP8 and on several GPUs not more than 128 experts.
 - Several ranks have a share of every expert's channels, in bf16 alone (guard/moe.py).
 - Rows that a graph pads, of KV slot 0, choose no experts; SGLang's forward without expert parallelism lets them. Nobody reads what becomes of them.
 """
