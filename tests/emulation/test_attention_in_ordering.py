@@ -19,7 +19,7 @@ def layer_of(sizes=SMALL, **options):
 
 
 @pytest.mark.parametrize("starvation", STARVATION.values(), ids=STARVATION.keys())
-@pytest.mark.parametrize(("sizes", "rows"), [(SMALL, 1), (SMALL, 10), (JOINED, 20)])
+@pytest.mark.parametrize(("sizes", "rows"), [(SMALL, 1), (SMALL, 10), (JOINED, 20), (JOINED, 40)])
 def test_the_same_under_every_schedule(starvation, sizes, rows):
     layer = layer_of(sizes, check_order=True, starvation=starvation)
     inputs, first = layer.inputs(rows), None

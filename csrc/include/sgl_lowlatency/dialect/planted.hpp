@@ -9,7 +9,7 @@ enum class Planted : int32_t {
   kMissingFence = 1,     // the layer's fence, a release and an acquire, is left out: nothing orders the clears of generations
   kMissingAwait = 2,     // hand-over words are taken as they are found, written or not
   kWithheldSignal = 3,   // the owner of tile 0 of layer 0's out_proj never hands it over: a hang, ended by the deadline
-  kOffByOnePage = 4,     // attention reads the slot of the next token
+  kOffByOnePage = 4,     // attention reads the slot of the next token, attention_in writes it
   kWrongKvHead = 5,      // attention reads kv head (h + 1) % num_kv_heads
   kSkippedNorm = 6,      // q is not normalised
   kWrongRope = 7,        // q is rotated by the angle of the position before (position 0: of position 1)

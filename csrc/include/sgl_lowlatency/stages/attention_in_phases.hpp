@@ -170,7 +170,8 @@ SGL_NO_UNROLL
 // A row's keys: sums over splits, rounded, normed, rotated and stored. Entry: all lanes of a consumer warp.
 SGL_DEVICE void write_kv_row(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, int32_t row) {
   const int32_t lane = dialect::thread_idx() % 32, width = abi::attn_in_rows_a(p.geometry);
-  const int32_t slot = static_cast<int32_t>(dialect::load_plain(p.slots + row));
+  int32_t slot = dialect::load_plain(p.slots + row);
+  if (dialect::planted(dialect::Planted::kOffByOnePage)) slot = (slot + 1) % (p.num_pages * p.page_size);
   float values[16], squares = 0.0f;
 SGL_UNROLL
   for (int32_t v = 0; v < 4; ++v) {

@@ -56,12 +56,12 @@ SGL_NO_UNROLL
 // Entry: all lanes of the producer warp; one of them does the work.
 SGL_DEVICE void produce_attention_in(const AttentionInParams& p, const SliceShared& s) {
   if (dialect::thread_idx() % 32 != 0) return;
-  RingCursor at;
+  SliceProducer state;
   for (int32_t number = 0; number < abi::kNumAttnInOps; ++number) {
     const AttnInOp op = static_cast<AttnInOp>(number);
     const int32_t columns = op == abi::kAttnInA ? p.geometry.hidden : p.geometry.lora;
     produce_slice_op<1>(fault_sink(p), s, op, p.maps + op, p.scales[op], columns / abi::kSliceScaleBlock, attn_in_own(p, op),
-                        [&](int32_t i) { return attn_in_unit(p, op, i); }, at);
+                        [&](int32_t i) { return attn_in_unit(p, op, i); }, state);
   }
 }
 

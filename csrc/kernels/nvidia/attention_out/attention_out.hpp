@@ -49,12 +49,12 @@ SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceSh
 // Entry: all lanes of the producer warp; one of them does the work.
 SGL_DEVICE void produce_attention_out(const AttentionOutParams& p, const SliceShared& s) {
   if (dialect::thread_idx() % 32 != 0) return;
-  RingCursor at;
+  SliceProducer state;
   const int32_t scale_pitch = abi::attn_out_latent(p.geometry) / abi::kSliceScaleBlock;
   produce_slice_op<2>(fault_sink(p), s, abi::kAttnOutA, p.maps + abi::kAttnOutA, nullptr, 0, attn_out_units(p, abi::kAttnOutA),
-                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutA, i); }, at);
+                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutA, i); }, state);
   produce_slice_op<1>(fault_sink(p), s, abi::kAttnOutB, p.maps + abi::kAttnOutB, p.scales, scale_pitch, attn_out_units(p, abi::kAttnOutB),
-                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutB, i); }, at);
+                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutB, i); }, state);
 }
 
 // Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and the zero row, and
