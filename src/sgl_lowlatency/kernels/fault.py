@@ -153,4 +153,6 @@ def _describe_slice_fault(record, kernel: str, op_names: list[str], edge_names: 
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"
         return f"{waited} for {what} ring stage {record.edge} of {op_names[record.layer]}"
+    if kind == "partial":
+        return f"{waited} for its warps to deliver a tile of {op_names[record.layer]}"
     return f"{waited} for word {record.expected} of {edge_names[record.edge]}, which no block has written"

@@ -29,7 +29,7 @@ struct SliceBlockState {
 
 // Dynamic shared memory of one block: byte offsets, multiples of 16.
 struct SliceSmem {
-  int32_t barriers;   // full[kSliceMaxStages], empty[kSliceMaxStages] as uint64_t
+  int32_t barriers;   // full[kSliceMaxStages], empty[kSliceMaxStages], partials[2] as uint64_t
   int32_t state;      // SliceBlockState
   int32_t positions;  // [rows] int32
   int32_t factors;    // [rows] float: 1 / rms of what the panel has, where it is normed
@@ -51,7 +51,7 @@ SGL_ABI_FUNCTION SliceSmem slice_smem(int32_t rows, int32_t panel_k) {
     return begin;
   };
   at.panel_k = panel_k;
-  at.barriers = take(2 * kSliceMaxStages * 8);
+  at.barriers = take((2 * kSliceMaxStages + 2) * 8);
   at.state = take(static_cast<int32_t>(sizeof(SliceBlockState)));
   at.positions = take(rows * 4);
   at.factors = take(rows * 4);

@@ -121,11 +121,11 @@ SGL_UNROLL
   sync_consumers();
 }
 
-// One split's sums of a tile of wqkv_a. Entry: all consumer threads, behind the barrier that follows store_partial.
-SGL_DEVICE void finish_qkv_tile(const AttentionInParams& p, const AttnInWords& words, const SliceUnit& unit, const float* scratch) {
-  const int32_t m = dialect::thread_idx() % 8 * 2, width = abi::attn_in_rows_a(p.geometry);
+// One split's sums of a tile of wqkv_a. Entry: all consumer threads, this one being number nth (run_slice_op).
+SGL_DEVICE void finish_qkv_tile(const AttentionInParams& p, const AttnInWords& words, const SliceUnit& unit, const float* scratch, int32_t nth) {
+  const int32_t m = nth % 8 * 2, width = abi::attn_in_rows_a(p.geometry);
 SGL_NO_UNROLL
-  for (int32_t n = dialect::thread_idx() / 8; n < p.rows; n += kConsumerThreads / 8) {
+  for (int32_t n = nth / 8; n < p.rows; n += kConsumerThreads / 8) {
     const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
     uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
     sync::publish(words.partial() + (static_cast<int64_t>(unit.split) * p.rows + n) * width + unit.row + m, word);
@@ -152,10 +152,10 @@ SGL_DEVICE Float2 turn_of(const AttentionInParams& p, const SliceShared& s, int3
 }
 
 // A tile of the queries, rounded, and where it has a head's last values rotated and rounded again. Entry: as finish_qkv_tile.
-SGL_DEVICE void finish_query_tile(const AttentionInParams& p, const SliceShared& s, const SliceUnit& unit, const float* scratch) {
-  const int32_t m = dialect::thread_idx() % 8 * 2, column = unit.row + m, rotated = column % abi::kHeadDim - (abi::kHeadDim - abi::kHeadRope);
+SGL_DEVICE void finish_query_tile(const AttentionInParams& p, const SliceShared& s, const SliceUnit& unit, const float* scratch, int32_t nth) {
+  const int32_t m = nth % 8 * 2, column = unit.row + m, rotated = column % abi::kHeadDim - (abi::kHeadDim - abi::kHeadRope);
 SGL_NO_UNROLL
-  for (int32_t n = dialect::thread_idx() / 8; n < p.rows; n += kConsumerThreads / 8) {
+  for (int32_t n = nth / 8; n < p.rows; n += kConsumerThreads / 8) {
     const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
     uint32_t pair = pack_bf16(y.x, y.y);
     if (rotated >= 0) {
@@ -240,14 +240,14 @@ SGL_DEVICE void run_qkv(const AttentionInParams& p, const SliceShared& s, const 
         load_normed_panel(p, s, normed_x(p, words), unit, has_factors);
         has_factors = true;
       },
-      [&](const SliceUnit& unit, const float* scratch) { finish_qkv_tile(p, words, unit, scratch); }, state);
+      [&](const SliceUnit& unit, const float* scratch, int32_t nth) { finish_qkv_tile(p, words, unit, scratch, nth); }, state);
 }
 template <int32_t kNTiles>
 SGL_DEVICE void run_queries(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, SliceConsumer& state) {
   run_slice_op<1, kNTiles>(
       fault_sink(p), s, p.rows, abi::kAttnInB, attn_in_own(p, abi::kAttnInB), [&](int32_t i) { return attn_in_unit(p, abi::kAttnInB, i); },
       [&](const SliceUnit& unit) { load_normed_panel(p, s, normed_latent(p, words), unit, false); },
-      [&](const SliceUnit& unit, const float* scratch) { finish_query_tile(p, s, unit, scratch); }, state);
+      [&](const SliceUnit& unit, const float* scratch, int32_t nth) { finish_query_tile(p, s, unit, scratch, nth); }, state);
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -87,14 +87,15 @@ SGL_UNROLL
 }
 
 // Adds up the warps' parts of a tile, in their order, and hands it over: of wo_a pairs of bf16, or one split's sums of it; of wo_b one split's sums.
-// Entry: all consumer threads, behind the barrier that follows store_partial.
+// Entry: all consumer threads, this one being number nth (run_slice_op).
 template <AttnOutOp kOp>
-SGL_DEVICE void finish_attn_out_tile(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, const float* scratch) {
-  const int32_t m = dialect::thread_idx() % 8 * 2, column = unit.row + m;
+SGL_DEVICE void finish_attn_out_tile(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, const float* scratch,
+                                     int32_t nth) {
+  const int32_t m = nth % 8 * 2, column = unit.row + m;
   const int32_t width = kOp == abi::kAttnOutA ? abi::attn_out_latent(p.geometry) : p.geometry.hidden;
   const bool is_whole = kOp == abi::kAttnOutA && abi::attn_out_splits(p.geometry, kOp, p.rows) == 1;
 SGL_NO_UNROLL
-  for (int32_t n = dialect::thread_idx() / 8; n < p.rows; n += kConsumerThreads / 8) {
+  for (int32_t n = nth / 8; n < p.rows; n += kConsumerThreads / 8) {
     const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
     if (dialect::planted(dialect::Planted::kWithheldSignal) && kOp == abi::kAttnOutA && unit.row == 0) continue;
     if (is_whole) {
@@ -120,7 +121,7 @@ SGL_DEVICE void run_attn_out_op(const AttentionOutParams& p, const SliceShared& 
           load_latent_panel(p, s, words, unit);
         }
       },
-      [&](const SliceUnit& unit, const float* scratch) { finish_attn_out_tile<kOp>(p, words, unit, scratch); }, state);
+      [&](const SliceUnit& unit, const float* scratch, int32_t nth) { finish_attn_out_tile<kOp>(p, words, unit, scratch, nth); }, state);
 }
 
 }  // namespace sgl_lowlatency::stages

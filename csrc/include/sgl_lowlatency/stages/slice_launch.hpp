@@ -34,6 +34,7 @@ SGL_DEVICE void init_slice(const SliceShared& s) {
       dialect::mbarrier_init(s.full(i), 1);
       dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
     }
+    for (int32_t half = 0; half < 2; ++half) dialect::mbarrier_init(s.partials(half), abi::kNumConsumerWarps);
     dialect::mbarrier_init_fence();
   }
   if (thread < 4) reinterpret_cast<uint32_t*>(s.zero_row())[thread] = 0u;

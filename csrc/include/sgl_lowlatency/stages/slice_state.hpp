@@ -14,6 +14,8 @@ struct SliceShared {
   SGL_DEVICE uint64_t* full(int32_t stage) const { return section<uint64_t>(at.barriers) + stage; }
   // Phase complete: every consumer warp has read the stage.
   SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kSliceMaxStages + stage); }
+  // Phase complete: every consumer warp has delivered its part of the tile in half `half` of scratch (run_slice_op).
+  SGL_DEVICE uint64_t* partials(int32_t half) const { return full(2 * abi::kSliceMaxStages) + half; }
   SGL_DEVICE abi::SliceBlockState* state() const { return section<abi::SliceBlockState>(at.state); }
   SGL_DEVICE int32_t* positions() const { return section<int32_t>(at.positions); }
   SGL_DEVICE float* factors() const { return section<float>(at.factors); }
@@ -39,7 +41,8 @@ constexpr int32_t kNoSlicePanel = -1;
 // What a consumer keeps from unit to unit.
 struct SliceConsumer {
   RingCursor at;
-  int32_t half = 0;  // of scratch, that the next unit writes
+  int32_t half = 0;       // of scratch, that the next unit writes
+  uint32_t parities = 0;  // bit h: of the phase of SliceShared::partials(h) that is awaited next
 };
 
 }  // namespace sgl_lowlatency::stages
