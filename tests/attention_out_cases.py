@@ -3,7 +3,8 @@
 import torch
 from fused_moe_cases import fp8_matrix
 
-from sgl_lowlatency.kernels.attention_out import MIXES, POINTS, STREAMS, AttentionOut, AttentionOutSizes, AttentionOutWeights
+from sgl_lowlatency.kernels.attention_out import MIXES, POINTS, AttentionOut, AttentionOutSizes, AttentionOutWeights
+from sgl_lowlatency.kernels.slice import STREAMS
 from sgl_lowlatency.reference import attention_out as oracle
 from sgl_lowlatency.reference import gate
 

@@ -11,15 +11,15 @@ from typing import Protocol
 import torch
 
 from benchmark.common import deadline
-from benchmark.kernels.fused_moe import point_times
+from benchmark.common.launches import point_times, poison, replay_problems
 from sgl_lowlatency.bench import floors, read_bandwidth, stats, timing
 from sgl_lowlatency.bench.results import Results
 from sgl_lowlatency.cli.bench import missing, numbers
-from sgl_lowlatency.kernels.attention_out import MAX_ROWS
+from sgl_lowlatency.kernels.slice import MAX_ROWS
 
 
 class Ours(Protocol):
-    """A slice of every layer, on rows of its own. results: what a launch of all leaves, to compare replays by."""
+    """A slice of every layer, on rows of its own. results: all that a launch writes, of every layer, to compare replays by."""
 
     kernel: object
     results: Sequence[torch.Tensor]
@@ -52,13 +52,15 @@ def points_us(ours: Ours, names: tuple[str, ...]) -> dict[str, list[float]]:
 
 def measure(ours: Ours, layers: int, groups: int, group_ms: float) -> tuple[list[float], list[str]]:
     """(ms of a launch, problems)."""
+    poison(ours.results)
     ours.launch()
     torch.cuda.synchronize()
     found, before = ours.problems(), [t.clone() for t in ours.results]
     graph = timing.capture(ours.launch)
+    found += replay_problems(graph.replay, ours.results, before)
     (times,) = timing.in_turn([graph.replay], groups=groups, target_ms=group_ms)
     if not all(torch.equal(a, b) for a, b in zip(before, ours.results, strict=True)):
-        found.append("replays differ from the first launch")
+        found.append("timed replays differ from the first launch")
     return [t / layers for t in times], found
 
 

@@ -18,7 +18,7 @@ import torch
 
 from benchmark.common import slice_bench
 from sgl_lowlatency.kernels.attention_in import HEAD_DIM, HEAD_ROPE, POINTS, AttentionIn, AttentionInSizes, AttentionInWeights, KvPages
-from sgl_lowlatency.kernels.attention_out import STREAMS
+from sgl_lowlatency.kernels.slice import STREAMS
 from sgl_lowlatency.reference import attention_in as oracle
 from sgl_lowlatency.reference import gate
 
@@ -59,23 +59,24 @@ class Ours:
         self.positions = torch.randint(0, POSITIONS, (rows,), generator=generator, device=device)
         self.slots = torch.randperm(PAGE_SIZE * NUM_PAGES, generator=generator, device=device)[:rows].int()
         self.caches = [KvPages(torch.zeros(NUM_PAGES, PAGE_BYTES, dtype=torch.uint8, device=device), PAGE_SIZE) for _ in weights]
-        self.x, self.q_lora, self.results = (
+        self.x, self.q_lora, self.q = (
             [torch.full((rows, *shape), float("nan"), dtype=torch.bfloat16, device=device) for _ in weights]
             for shape in ((z.hidden,), (z.lora,), (z.heads, HEAD_DIM))
         )
+        self.results = [*self.x, *self.q_lora, *self.q, *(cache.pages for cache in self.caches)]
 
     def launch(self, trace: torch.Tensor | None = None) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for i, layer in enumerate(self.layers):
             self.kernel.launch(
-                layer, self.streams[i], self.pre, self.positions, self.slots, self.caches[i], self.x[i], self.q_lora[i], self.results[i],
+                layer, self.streams[i], self.pre, self.positions, self.slots, self.caches[i], self.x[i], self.q_lora[i], self.q[i],
                 stream=stream, trace=trace,
             )  # fmt: skip
 
     def problems(self) -> list[str]:
         """Of the first layer."""
         wanted, standard = oracle.outputs(SIZES, self.layers[0].weights, self.streams[0], self.pre, self.positions)
-        found = {"x": self.x[0], "q_lora": self.q_lora[0], "q": self.results[0], "kv": oracle.read_slots(self.caches[0], self.slots.long())}
+        found = {"x": self.x[0], "q_lora": self.q_lora[0], "q": self.q[0], "kv": oracle.read_slots(self.caches[0], self.slots.long())}
         figures = [gate.figure(name, ours, getattr(standard, name), getattr(wanted, name)) for name, ours in found.items()]
         return [str(figure) for figure in figures if not figure.passed]
 

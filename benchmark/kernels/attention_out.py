@@ -18,7 +18,8 @@ import sys
 import torch
 
 from benchmark.common import slice_bench
-from sgl_lowlatency.kernels.attention_out import MIXES, POINTS, STREAMS, AttentionOut, AttentionOutSizes, AttentionOutWeights
+from sgl_lowlatency.kernels.attention_out import MIXES, POINTS, AttentionOut, AttentionOutSizes, AttentionOutWeights
+from sgl_lowlatency.kernels.slice import STREAMS
 from sgl_lowlatency.reference import attention_out as oracle
 from sgl_lowlatency.reference import gate
 
@@ -61,14 +62,15 @@ class Ours:
         self.streams = [torch.randn(rows, STREAMS, z.hidden, generator=generator, device=device).bfloat16() for _ in weights]
         self.positions = torch.randint(0, POSITIONS, (rows,), generator=generator, device=device)
         self.streams_out = [torch.full_like(t, float("nan")) for t in self.streams]
-        self.results = [torch.full((rows, z.hidden), float("nan"), dtype=torch.bfloat16, device=device) for _ in weights]
-        self.coefficients = torch.zeros(rows, MIXES, device=device)
+        self.out = [torch.full((rows, z.hidden), float("nan"), dtype=torch.bfloat16, device=device) for _ in weights]
+        self.coefficients = torch.zeros(rows, MIXES, device=device)  # of the first layer
+        self.results = [*self.streams_out, *self.out, self.coefficients]
 
     def launch(self, trace: torch.Tensor | None = None) -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for i, layer in enumerate(self.layers):
             self.kernel.launch(
-                layer, self.x[i], self.positions, self.streams[i], self.streams_out[i], self.results[i], self.coefficients if i == 0 else None,
+                layer, self.x[i], self.positions, self.streams[i], self.streams_out[i], self.out[i], self.coefficients if i == 0 else None,
                 stream=stream, trace=trace,
             )  # fmt: skip
 
@@ -77,7 +79,7 @@ class Ours:
         wanted, standard = oracle.outputs(SIZES, self.layers[0].weights, self.x[0], self.positions, self.streams[0])
         error = float((self.coefficients.double() - wanted.coefficients).norm() / wanted.coefficients.norm())
         found = [] if error < COEFFICIENTS_REL_L2 else [f"coefficients are {error:.1e} from the oracle"]
-        pairs = (("streams", self.streams_out[0]), ("out", self.results[0]))
+        pairs = (("streams", self.streams_out[0]), ("out", self.out[0]))
         figures = [gate.figure(name, ours, getattr(standard, name), getattr(wanted, name)) for name, ours in pairs]
         return found + [str(figure) for figure in figures if not figure.passed]
 

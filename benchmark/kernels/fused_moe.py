@@ -21,6 +21,7 @@ import sys
 import torch
 
 from benchmark.common import deadline
+from benchmark.common.launches import point_times, poison, replay_problems
 from benchmark.kernels import command
 from sgl_lowlatency.bench import floors, stats, timing
 from sgl_lowlatency.cli.bench import numbers
@@ -92,7 +93,7 @@ class Ours:
         for x, out in zip(self.x, self.out, strict=True):
             self.kernel.launch(self.layer, x, out, stream=stream, trace=trace)
         torch.cuda.synchronize()
-        return point_times(trace.cpu())
+        return point_times(trace.cpu(), POINTS)
 
     def num_active(self) -> float:
         return sum(record.ids.unique().numel() for record in self.records) / len(self.records)
@@ -110,12 +111,6 @@ class Ours:
         self.wanted, standard = oracle.outputs(self.weights, x, record.ids.long(), record.weights)
         figure = gate.figure("out", self.out[0], standard, self.wanted)
         return found + ([] if figure.passed else [str(figure)])
-
-
-def point_times(trace: torch.Tensor, names: tuple[str, ...] = POINTS) -> dict[str, list[float]]:
-    """[median, largest] over the blocks of a trace [grid, points] of ns, in us from the smallest begin."""
-    since = (trace - trace[:, 0].min()).double() / 1e3
-    return {name: [round(float(since[:, i].median()), 2), round(float(since[:, i].max()), 2)] for i, name in enumerate(names)}
 
 
 class FlashInferExperts:
@@ -158,6 +153,7 @@ class FlashInferExperts:
 
 def measure(ours: Ours, groups: int, group_ms: float) -> tuple[list[float], list[float], list[str]]:
     """(ms of FlashInfer's experts, empty without them; ms of ours; problems)."""
+    poison(ours.out)
     ours.launch(with_records=True)
     torch.cuda.synchronize()
     found, runs = ours.problems(), [ours.launch]
@@ -169,9 +165,10 @@ def measure(ours: Ours, groups: int, group_ms: float) -> tuple[list[float], list
         runs.append(standard.launch)
     before = [out.clone() for out in ours.out]
     graphs = [timing.capture(run) for run in runs]
+    found += replay_problems(graphs[0].replay, ours.out, before)
     times = timing.in_turn([graph.replay for graph in graphs], groups=groups, target_ms=group_ms)
     if not all(torch.equal(a, b) for a, b in zip(before, ours.out, strict=True)):
-        found.append("replays differ from the first launch")
+        found.append("timed replays differ from the first launch")
     per_launch = [[t / len(ours.x) for t in ms] for ms in times]
     return (per_launch[1] if len(runs) > 1 else []), per_launch[0], found
 

@@ -9,8 +9,7 @@ namespace sgl_lowlatency {
 void bind_attention_out(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
-  SGL_CONSTANT(kSliceMaxRows); SGL_CONSTANT(kAttnOutMaxPanel); SGL_CONSTANT(kAttnOutMaxLatent); SGL_CONSTANT(kStreams); SGL_CONSTANT(kMixes);
-  SGL_CONSTANT(kAttnOutA); SGL_CONSTANT(kAttnOutB); SGL_CONSTANT(kSliceScaleBlock);
+  SGL_CONSTANT(kAttnOutMaxPanel); SGL_CONSTANT(kAttnOutMaxLatent); SGL_CONSTANT(kMixes); SGL_CONSTANT(kAttnOutA); SGL_CONSTANT(kAttnOutB);
 #undef SGL_CONSTANT
   a.attr("kAttnOutEdgeNames") = std::vector<std::string>{"mix", "coefficients", "partial", "latent", "output", "squares"};
   a.attr("kAttnOutOpNames") = std::vector<std::string>{"wo_a", "wo_b"};
@@ -21,9 +20,6 @@ void bind_attention_out(py::module_& m) {
              return abi::AttnOutGeometry{hidden, heads, head_dim, rope_dim, groups, lora};
            }),
            py::arg("hidden"), py::arg("heads"), py::arg("head_dim"), py::arg("rope_dim"), py::arg("groups"), py::arg("lora"));
-  py::class_<abi::SliceSmem>(a, "SliceSmem")
-      .def_readonly("total_bytes", &abi::SliceSmem::total_bytes).def_readonly("num_stages", &abi::SliceSmem::num_stages)
-      .def_readonly("panel_k", &abi::SliceSmem::panel_k);
   py::class_<abi::AttnOutHandover>(a, "AttnOutHandover")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::AttnOutHandover::name)
       SGL_FIELD(mix) SGL_FIELD(coefficients) SGL_FIELD(partial) SGL_FIELD(latent) SGL_FIELD(output) SGL_FIELD(squares) SGL_FIELD(total_words);

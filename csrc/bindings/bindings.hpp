@@ -41,6 +41,7 @@ void bind_decode_step(py::module_& m);
 void bind_bitmap_routing(py::module_& m);
 void bind_draft_sampler(py::module_& m);
 void bind_fused_moe(py::module_& m);
+void bind_slice(py::module_& m);
 void bind_attention_out(py::module_& m);
 void bind_attention_in(py::module_& m);
 void bind_symmetric_workspace(py::module_& m);

@@ -24,6 +24,7 @@ void bind_module(py::module_& m) {
   bind_bitmap_routing(m);
   bind_draft_sampler(m);
   bind_fused_moe(m);
+  bind_slice(m);
   bind_attention_out(m);
   bind_attention_in(m);
   bind_symmetric_workspace(m);

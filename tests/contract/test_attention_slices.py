@@ -148,6 +148,7 @@ def test_how_sglang_calls_those_in_front():
     layer, kernel = source("srt.models.deepseek_v4"), source("kernels.ops.attention.dsv4.norm_rope")
     assert "q_lora = qkv_a[..., : self.q_lora_rank]" in layer and "kv = qkv_a[..., self.q_lora_rank :]" in layer  # rows q | kv of wqkv_a
     assert "q_head_norm = False" in source("srt.configs.deepseek_v41")
+    assert "if envs.SGLANG_DSV4_USE_BF16_KV_QUANT_SOURCE.get():" in layer  # of no spec yet: nothing refuses it
     assert "if not self.q_head_norm:" in layer and "None,  # eps = None means no norm" in layer
     assert "kv_weight=self.kv_norm.weight.data" in layer and "layout: Union[KVLayout, str] = KVLayout.V4" in kernel
     pool = source("srt.mem_cache.deepseek_v4_memory_pool")
@@ -178,3 +179,17 @@ def test_what_the_guard_reads_of_a_layer_is_there():
         assert f"    {name}: " in mhc[mhc.index("class HcConfig") : mhc.index("class HcSubLayer")], name
     pool = source("srt.mem_cache.deepseek_v4_memory_pool")
     assert "self.kv_layout = KVLayout.parse(kv_layout)" in pool and "self.uniform_fp8 = " in pool
+
+
+def test_what_the_guard_reads_of_norms_and_linears_is_there():
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    plain = RMSNorm(256, eps=3e-6)
+    assert (plain.variance_epsilon, plain.cast_x_before_out_mul, plain.variance_size_override) == (3e-6, False, None)
+    other = RMSNorm(256, var_hidden_size=128, cast_x_before_out_mul=True)
+    assert (other.cast_x_before_out_mul, other.variance_size_override) == (True, 128)
+    fp8, linear = source("srt.layers.quantization.fp8"), source("srt.layers.linear")
+    method = fp8[fp8.index("class Fp8LinearMethod(") : fp8.index("class Fp8MoEMethod(")]
+    assert "self.weight_block_size = self.quant_config.weight_block_size" in method
+    assert 'layer.register_parameter("weight_scale_inv", scale)' in method
+    assert "self.quant_method = quant_config.get_quant_method(self, prefix=prefix)" in linear

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_in_cases import SMALL, Layer, empty_cache, random_weights
 
-from sgl_lowlatency.kernels.attention_in import AttentionIn, AttentionInSizes, KvPages
+from sgl_lowlatency.kernels.attention_in import KV_DATA_BYTES, KV_SCALE_BYTES, AttentionIn, AttentionInSizes, KvPages
 from sgl_lowlatency.kernels.fault import AttentionInFault
 from sgl_lowlatency.reference import attention_in as oracle
 
@@ -62,7 +62,7 @@ def test_rows_of_queries_may_be_apart():
 
 @pytest.mark.parametrize("factor", [0.0, 1e-6, 1e4])
 def test_keys_of_any_size(factor):
-    """The norm makes them alike, but for the eps, which leaves zeros and makes small ones smaller: a group below 1e-4 has that scale."""
+    """The norm makes them alike, but for the eps, which leaves zeros and makes small ones smaller."""
     layer = Layer()
     inputs = layer.inputs(4)
     layer.layer.weights.wqkv_a_scale.mul_(2.0 ** round(torch.tensor(max(factor, 1e-6)).log2().item()))
@@ -72,6 +72,19 @@ def test_keys_of_any_size(factor):
     assert layer.problems(*inputs) == []
     if factor == 0.0:
         assert oracle.read_slots(layer.cache, inputs[3].long()).eq(0).all()
+
+
+def test_a_group_of_tiny_keys_has_the_least_scale():
+    """Group 2, whose largest value is about 2^-16, below 1e-4: 2^-22 is the least power of two that is not below 1e-4 / 448."""
+    layer = Layer()
+    inputs = layer.inputs(4)
+    layer.layer.weights.kv_norm[2 * 64 : 3 * 64].mul_(2.0**-18)
+    layer.run(*inputs)
+    assert layer.problems(*inputs) == []
+    size = layer.cache.page_size
+    for slot in inputs[3].tolist():
+        scales = layer.cache.pages[slot // size, size * KV_DATA_BYTES + slot % size * KV_SCALE_BYTES :][:7]
+        assert scales[2] == 127 - 22 and bool((scales[[0, 1, 3, 4, 5, 6]] > 127 - 10).all())
 
 
 @pytest.mark.parametrize(("all_rows", "some_rows"), [(32, (slice(0, 1), slice(5, 12), slice(3, 30))), (48, (slice(4, 40),))])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_in_cases import REAL, SMALL, Layer, empty_cache
+from attention_in_cases import POISON, REAL, SMALL, Layer, empty_cache
 
 from sgl_lowlatency.kernels.attention_in import AttentionInSizes
 
@@ -50,6 +50,7 @@ def test_replays_of_alternating_rows_repeat_bit_by_bit(real):
         graph, again, first, pages, wanted = cases[replay * 7 % 4]
         for t in again:
             t.fill_(float("nan"))
+        pages.fill_(POISON)
         graph.replay()
         assert all(map(torch.equal, again, first)) and torch.equal(pages, wanted), replay
     assert real.kernel.fault() is None

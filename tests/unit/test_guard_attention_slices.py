@@ -11,6 +11,7 @@ from attention_stand_ins import IN, OUT, decoder_layer  # noqa: E402
 from sgl_lowlatency.build import attention_slices as build  # noqa: E402
 from sgl_lowlatency.guard import attention_slices as guard  # noqa: E402
 from sgl_lowlatency.kernels import attention_in, attention_out  # noqa: E402
+from sgl_lowlatency.kernels import slice as slices  # noqa: E402
 
 
 def test_what_is_served_has_no_reason_and_is_what_the_kernels_take():
@@ -27,8 +28,15 @@ def test_what_is_served_has_no_reason_and_is_what_the_kernels_take():
     assert (last.sinkhorn_iterations, last.mix_eps, last.mix_rms_eps, last.norm_eps) == (20, 1e-6, 1e-20, 1e-6)
 
 
+def scales(rows, columns, odd):
+    """Ones, but for the last."""
+    tensor = torch.ones(rows, columns)
+    tensor[-1, -1] = odd
+    return tensor
+
+
 @pytest.mark.parametrize(("path", "value", "reason"), [
-    ("boundary_pre_from_prev", False, "the combine does not take the pre of the sublayer in front: DeepSeek-V4, not V4.1"),
+    ("boundary_pre_from_prev", False, "the combine does not take the pre of the sublayer in front: a layer of DeepSeek-V4, or of V4.1's MTP"),
     ("hc_cfg.mult", 2, "mHC has 2 streams, not 4"),
     ("hc_cfg.sinkhorn_iters", 0, "mHC has 0 Sinkhorn iterations"),
     ("hc_attn_base", None, "hc_attn_base is missing"),
@@ -44,6 +52,10 @@ def test_what_is_served_has_no_reason_and_is_what_the_kernels_take():
     ("self_attn.head_dim", 128, "self_attn has heads of 128, 64 of them rotated, not 512 and 64"),
     ("self_attn.wo_b.quant_method.weight_block_size", [128, 128], "self_attn.wo_b has no scale a block of [32, 32]"),
     ("self_attn.wq_b.bias", torch.zeros(1024), "self_attn.wq_b has a bias"),
+    ("self_attn.wo_b.weight_scale_inv", scales(8, 4, 3.0), "self_attn.wo_b.weight_scale_inv has 3.0, no power of two from 2^-100 to 2^7"),
+    ("self_attn.wqkv_a.weight_scale_inv", scales(20, 8, 0.0), "self_attn.wqkv_a.weight_scale_inv has 0.0, no power of two from 2^-100 to 2^7"),
+    ("self_attn.wq_b.weight_scale_inv", scales(32, 4, 256.0), "self_attn.wq_b.weight_scale_inv has 256.0, no power of two from 2^-100 to 2^7"),
+    ("self_attn.freqs_cis", None, "self_attn.freqs_cis is missing"),
     ("self_attn.wo_a.weight", None, "self_attn.wo_a.weight is missing"),
     ("self_attn.kv_norm.variance_size_override", 256,
      "self_attn.kv_norm rounds before it multiplies by its weight, or takes the variance of a part"),
@@ -73,6 +85,7 @@ def test_another_module():
 
 def test_the_limits_are_the_kernels():
     assert (guard.STREAMS, guard.MIXES, guard.HEAD_DIM, guard.ROPE) == (
-        attention_out.STREAMS, attention_out.MIXES, attention_in.HEAD_DIM, attention_in.HEAD_ROPE
+        slices.STREAMS, attention_out.MIXES, attention_in.HEAD_DIM, attention_in.HEAD_ROPE
     )  # fmt: skip
     assert (guard.MAX_GROUP, guard.MAX_LATENT, guard.MAX_LORA) == (attention_out.MAX_PANEL, attention_out.MAX_LATENT, attention_in.MAX_LORA)
+    assert (guard.MIN_SCALE, guard.MAX_SCALE, guard.BLOCK) == (slices.MIN_SCALE, slices.MAX_SCALE, [slices.SCALE_BLOCK] * 2)

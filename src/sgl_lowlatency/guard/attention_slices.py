@@ -15,6 +15,7 @@ from sgl_lowlatency.guard.linear import tensor_reasons
 STREAMS, MIXES, HEAD_DIM, ROPE = 4, 24, 512, 64  # abi/slice.hpp, abi/attention_in.hpp
 MAX_GROUP, MAX_LATENT, MAX_LORA = 4096, 8192, 1408
 BLOCK = [32, 32]
+MIN_SCALE, MAX_SCALE = 2.0**-100, 2.0**7  # kernels/slice.py
 KV_LAYOUT = "v4"
 
 
@@ -25,7 +26,7 @@ def layer_reasons(layer: Any) -> Iterator[str]:
         return
     hc, hidden = layer.hc_cfg, layer.hc_cfg.hidden
     if not layer.boundary_pre_from_prev:
-        yield "the combine does not take the pre of the sublayer in front: DeepSeek-V4, not V4.1"
+        yield "the combine does not take the pre of the sublayer in front: a layer of DeepSeek-V4, or of V4.1's MTP"
     if hc.mult != STREAMS:
         yield f"mHC has {hc.mult} streams, not {STREAMS}"
     if hidden % 128:
@@ -84,8 +85,7 @@ def _attention_reasons(attn: Any, hidden: int) -> Iterator[str]:
         yield from _block_reasons(f"self_attn.{name}", getattr(attn, name), shape)
     yield from _norm_reasons("self_attn.q_norm", attn.q_norm, lora)
     yield from _norm_reasons("self_attn.kv_norm", attn.kv_norm, HEAD_DIM)
-    freqs = attn.freqs_cis
-    yield from tensor_reasons("self_attn.freqs_cis", freqs, (freqs.shape[0], ROPE // 2), "complex64")
+    yield from tensor_reasons("self_attn.freqs_cis", attn.freqs_cis, (1, ROPE // 2), "complex64", min_rows=True)
 
 
 def _block_reasons(name: str, linear: Any, shape: tuple[int, int]) -> Iterator[str]:
@@ -95,4 +95,13 @@ def _block_reasons(name: str, linear: Any, shape: tuple[int, int]) -> Iterator[s
         yield f"{name} has no scale a block of {BLOCK}"
         return
     yield from tensor_reasons(f"{name}.weight", linear.weight, shape, "float8_e4m3fn")
-    yield from tensor_reasons(f"{name}.weight_scale_inv", linear.weight_scale_inv, (shape[0] // 32, shape[1] // 32), "float32")
+    scale, blocks = linear.weight_scale_inv, (shape[0] // BLOCK[0], shape[1] // BLOCK[1])
+    reasons = list(tensor_reasons(f"{name}.weight_scale_inv", scale, blocks, "float32"))
+    yield from reasons or _scale_reasons(f"{name}.weight_scale_inv", scale)
+
+
+def _scale_reasons(name: str, scale: Any) -> Iterator[str]:
+    """The kernels multiply by a scale where they decode a weight: exact for powers of two, as SGLang's checkpoints have them."""
+    is_fit = (scale.frexp().mantissa == 0.5) & (scale >= MIN_SCALE) & (scale <= MAX_SCALE)
+    if not bool(is_fit.all()):
+        yield f"{name} has {scale[~is_fit][0].item()}, no power of two from 2^-100 to 2^7"

@@ -145,10 +145,10 @@ def describe_attention_in_fault(record) -> str:
 def _describe_slice_fault(record, kernel: str, op_names: list[str], edge_names: list[str]) -> str:
     kind = _KIND_NAMES[record.kind]
     block = f"{kernel} stopped: rank {record.rank}, SM {record.sm}, block {record.block}"
-    if kind in ("bad_position", "bad_slot"):
+    if kind in _INPUT_NAMES:
         signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns
-        what, limit = {"bad_position": ("position", "rows of the rope table"), "bad_slot": ("KV slot", "slots of the KV pool")}[kind]
-        return f"{block}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} (the {limit})"
+        what, limit = _INPUT_NAMES[kind]
+        return f"{block}: row {record.edge} has {what} {signed}, outside 0..{record.expected - 1} ({limit})"
     waited = f"{block} waited {record.waited_ns / 1e9:.2f} s"
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"

@@ -19,12 +19,6 @@ def test_the_floor_reads_everything_once():
 POINTS_US = {name: [i / 2, float(i)] for i, name in enumerate(fused_moe.POINTS)}
 
 
-def test_times_of_points_are_from_the_first_blocks_begin():
-    trace = torch.tensor([[1000 + 100 * i for i in range(8)], [1500 + 200 * i for i in range(8)], [1100 + 100 * i for i in range(8)]])
-    times = fused_moe.point_times(trace)
-    assert times["begin"] == [0.1, 0.5] and times["sums"] == [0.8, 1.9] and list(times) == list(fused_moe.POINTS)
-
-
 def test_a_row_has_what_a_results_file_needs():
     row = fused_moe.row_of(1, 6.0, [], [0.05, 0.051, 0.05], 4640.0, POINTS_US, ["MISS out"])
     results = Results(None, what="kernel", name="x", weights=fused_moe.WEIGHTS, command=[], commit="0" * 40)

@@ -1,4 +1,6 @@
-"""The benches of attention_in and attention_out without a GPU: their floors, and the rows they write."""
+"""The benches of attention_in and attention_out without a GPU: their floors, the rows they write, and graphs that leave something out."""
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,6 +28,35 @@ def test_a_row_has_what_a_results_file_needs(bench):
     assert results.add(**row)["on_floor_share"] == pytest.approx(floor / 4640e9 / 48e-6, abs=0.01)
     text = slice_bench.table(results.content)
     assert "   1    48.00" in text and text.endswith(f"{bench.POINTS[-1]} 2.5 5.0") and "MISS out" in text
+
+
+class Ours:
+    """Doubles what it has been given."""
+
+    def __init__(self):
+        self.results, self.given = [torch.zeros(3), torch.zeros(2)], [torch.ones(3), torch.ones(2)]
+
+    def launch(self, num=2):
+        for to, given in list(zip(self.results, self.given, strict=True))[:num]:
+            to.copy_(2 * given)
+
+    def problems(self):
+        return [] if self.results[0].eq(2).all() else ["MISS"]
+
+
+@pytest.mark.parametrize(("num_replayed", "problems"), [(2, []), (1, ["a replay leaves something else than the first launch"])])
+def test_a_graph_that_leaves_out_a_result_is_a_problem(monkeypatch, num_replayed, problems):
+    """Although the result of the launch before it is there still."""
+    ours = Ours()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(slice_bench.timing, "capture", lambda launch: SimpleNamespace(replay=lambda: ours.launch(num_replayed)))
+
+    def in_turn(runs, groups, target_ms):
+        ours.launch()  # whatever the graph leaves
+        return [[0.5] * groups for _ in runs]
+
+    monkeypatch.setattr(slice_bench.timing, "in_turn", in_turn)
+    assert slice_bench.measure(ours, 2, 3, 1.0) == ([0.25] * 3, problems)
 
 
 def test_the_case_of_a_bench_is_the_models():

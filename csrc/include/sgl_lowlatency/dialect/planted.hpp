@@ -45,7 +45,7 @@ enum class Planted : int32_t {
   kFirstWordIsFlag = 37,     // the first word of a vector that is there stands for the other three: a flag before its data
   kTwoParities = 38,         // a parity is used again one launch early; decode_step: two layers early
   kLostTile = 39,            // rank 0's tile 0 never reaches the last rank
-  kNoAwaitOfPrevious = 40,   // push_tiles does not wait for the launch in front of it
+  kNoAwaitOfPrevious = 40,   // what the launch in front has written is read without waiting for its end: by push_tiles, fused_moe, the slices
   kMissingStoreWait = 41,    // waves: a barrier in front of a release does not wait for the other waves' accesses
   kTransposedMix = 42,     // mHC: the mix of the streams is applied transposed
   kShortSinkhorn = 43,     // mHC: the mix is normalised once

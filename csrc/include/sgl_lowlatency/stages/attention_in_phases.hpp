@@ -48,27 +48,9 @@ SGL_UNROLL
   });
 }
 
-// 1 / rms of a row, from its pieces' squares. Entry: all lanes of a warp.
+// 1 / rms of a row of `of`. Entry: all lanes of a warp.
 SGL_DEVICE float await_factor(const AttentionInParams& p, const NormedWords& of, int32_t row) {
-  const int32_t lane = dialect::thread_idx() % 32, pieces = of.width / abi::kPieceColumns;
-  float sum = 0.0f;
-SGL_NO_UNROLL
-  for (int32_t i = lane; i < pieces; i += 32) {
-    uint32_t word[1];
-    sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, of.squares_edge, static_cast<uint32_t>(row * pieces + i),
-        [&] {
-          dialect::load_words(word, of.squares + row * pieces + i);
-          return sync::is_written(word) || dialect::planted(dialect::Planted::kMissingAwait);
-        },
-        [] { return abi::kUnwritten; });
-    sum += dialect::bits_to_float(word[0]);
-  }
-  dialect::sync_warp();
-SGL_UNROLL
-  for (int32_t mask = 16; mask > 0; mask /= 2) sum += dialect::shuffle_xor(sum, mask);
-  if (dialect::planted(dialect::Planted::kSkippedNorm)) return 1.0f;
-  return dialect::rsqrt(sum / static_cast<float>(of.width) + of.eps);
+  return await_factor(fault_sink(p), of.squares_edge, of.squares, row, of.width, of.eps);
 }
 
 SGL_DEVICE uint32_t normed_pair(uint32_t pair, float factor, uint32_t weight) {
@@ -93,21 +75,7 @@ SGL_NO_UNROLL
     uint32_t values[kAttnInBatch][4];
     const auto number = [&](int32_t i) { return first + i * kConsumerThreads; };
     const auto index = [&](int32_t i) { return number(i) / width * (of.width / 2) + unit.k0 / 2 + number(i) % width * 4; };
-SGL_UNROLL
-    for (int32_t i = 0; i < kAttnInBatch; ++i) values[i][0] = values[i][1] = values[i][2] = values[i][3] = number(i) < total ? abi::kUnwritten : 0u;
-    sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, of.pairs_edge, static_cast<uint32_t>(index(0)),
-        [&] {
-          bool is_complete = true;
-SGL_UNROLL
-          for (int32_t i = 0; i < kAttnInBatch; ++i) {
-            if (!sync::is_written(values[i])) dialect::load_words(values[i], of.pairs + index(i));
-          }
-SGL_UNROLL
-          for (int32_t i = 0; i < kAttnInBatch; ++i) is_complete = is_complete && sync::is_written(values[i]);
-          return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
-        },
-        [] { return abi::kUnwritten; });
+    await_vectors(fault_sink(p), of.pairs_edge, of.pairs, [&](int32_t i) { return number(i) < total; }, index, values);
 SGL_UNROLL
     for (int32_t i = 0; i < kAttnInBatch; ++i) {
       if (number(i) >= total) continue;

@@ -2,6 +2,7 @@
 #pragma once
 #include "sgl_lowlatency/stages/attention_out_state.hpp"
 #include "sgl_lowlatency/stages/slice_op.hpp"
+#include "sgl_lowlatency/stages/split_sums.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -63,21 +64,7 @@ SGL_NO_UNROLL
     uint32_t values[kAttnOutBatch][4];
     const auto number = [&](int32_t i) { return first + i * kConsumerThreads; };
     const auto index = [&](int32_t i) { return number(i) / width * row_words + unit.k0 / 2 + number(i) % width * 4; };
-SGL_UNROLL
-    for (int32_t i = 0; i < kAttnOutBatch; ++i) values[i][0] = values[i][1] = values[i][2] = values[i][3] = number(i) < total ? abi::kUnwritten : 0u;
-    sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kAttnOutEdgeLatent, static_cast<uint32_t>(index(0)),
-        [&] {
-          bool is_complete = true;
-SGL_UNROLL
-          for (int32_t i = 0; i < kAttnOutBatch; ++i) {
-            if (!sync::is_written(values[i])) dialect::load_words(values[i], words.latent() + index(i));
-          }
-SGL_UNROLL
-          for (int32_t i = 0; i < kAttnOutBatch; ++i) is_complete = is_complete && sync::is_written(values[i]);
-          return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
-        },
-        [] { return abi::kUnwritten; });
+    await_vectors(fault_sink(p), abi::kAttnOutEdgeLatent, words.latent(), [&](int32_t i) { return number(i) < total; }, index, values);
 SGL_UNROLL
     for (int32_t i = 0; i < kAttnOutBatch; ++i) {
       if (number(i) < total) store_panel_vector<1>(s.panel() + number(i) / width * pitch, number(i) % width, values[i]);

@@ -27,21 +27,8 @@ SGL_DEVICE void join_latent(const AttentionOutParams& p, const AttnOutWords& wor
 // A row's coefficients: pre, post, comb[j][i] at 8 + 4 j + i. Each calling thread polls by itself.
 SGL_DEVICE void await_coefficients(const AttentionOutParams& p, const AttnOutWords& words, int32_t row, float (&c)[abi::kMixes]) {
   uint32_t part[abi::kMixes / 4][4];
-SGL_UNROLL
-  for (int32_t v = 0; v < abi::kMixes / 4; ++v) part[v][0] = part[v][1] = part[v][2] = part[v][3] = abi::kUnwritten;
-  sync::wait_until(
-      fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kAttnOutEdgeCoefficients, static_cast<uint32_t>(row * abi::kMixes),
-      [&] {
-        bool is_complete = true;
-SGL_UNROLL
-        for (int32_t v = 0; v < abi::kMixes / 4; ++v) {
-          if (!sync::is_written(part[v])) dialect::load_words(part[v], words.coefficients() + row * abi::kMixes + v * 4);
-        }
-SGL_UNROLL
-        for (int32_t v = 0; v < abi::kMixes / 4; ++v) is_complete = is_complete && sync::is_written(part[v]);
-        return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
-      },
-      [] { return abi::kUnwritten; });
+  await_vectors(fault_sink(p), abi::kAttnOutEdgeCoefficients, words.coefficients(), [](int32_t) { return true; },
+                [&](int32_t v) { return row * abi::kMixes + v * 4; }, part);
 SGL_UNROLL
   for (int32_t i = 0; i < abi::kMixes; ++i) c[i] = dialect::bits_to_float(part[i / 4][i % 4]);
 }
@@ -102,24 +89,8 @@ SGL_UNROLL
 
 // The norm of a piece that this thread's own stores have left in `out`. Entry: all lanes of a consumer warp.
 SGL_DEVICE void norm_piece(const AttentionOutParams& p, const AttnOutWords& words, int32_t row, int32_t piece) {
-  const int32_t lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, column = piece * 128 + lane * 4, pieces = hidden / 128;
-  float squares = 0.0f;
-SGL_NO_UNROLL
-  for (int32_t i = lane; i < pieces; i += 32) {
-    uint32_t word[1];
-    sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kAttnOutEdgeSquares, static_cast<uint32_t>(row * pieces + i),
-        [&] {
-          dialect::load_words(word, words.squares() + row * pieces + i);
-          return sync::is_written(word) || dialect::planted(dialect::Planted::kMissingAwait);
-        },
-        [] { return abi::kUnwritten; });
-    squares += dialect::bits_to_float(word[0]);
-  }
-  dialect::sync_warp();
-SGL_UNROLL
-  for (int32_t mask = 16; mask > 0; mask /= 2) squares += dialect::shuffle_xor(squares, mask);
-  const float scale = dialect::planted(dialect::Planted::kSkippedNorm) ? 1.0f : dialect::rsqrt(squares / static_cast<float>(hidden) + p.norm_eps);
+  const int32_t lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, column = piece * 128 + lane * 4;
+  const float scale = await_factor(fault_sink(p), abi::kAttnOutEdgeSquares, words.squares(), row, hidden, p.norm_eps);
   uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * hidden + column);
 SGL_UNROLL
   for (int32_t i = 0; i < 2; ++i) {

@@ -1,10 +1,32 @@
-// Between the products of a slice: sums over splits of K, and pieces of rows that warps take.
+// Between the products of a slice: words that a warp's threads poll for, sums over splits of K, and pieces of rows that warps take.
 #pragma once
 #include "sgl_lowlatency/stages/slice_state.hpp"
 
 namespace sgl_lowlatency::stages {
 
 constexpr int32_t kSplitBatch = 4;  // splits that a lane asks for at a time
+
+// kBatch vectors of four words: number i from buffer + index(i), or zeros unless is_asked(i). Each calling thread polls by itself; the record of a
+// missed deadline names the first word of number 0.
+template <int32_t kBatch, class IsAsked, class Index>
+SGL_DEVICE void await_vectors(sync::FaultSink sink, int32_t edge, const uint32_t* buffer, const IsAsked& is_asked, const Index& index,
+                              uint32_t (&values)[kBatch][4]) {
+SGL_UNROLL
+  for (int32_t i = 0; i < kBatch; ++i) values[i][0] = values[i][1] = values[i][2] = values[i][3] = is_asked(i) ? abi::kUnwritten : 0u;
+  sync::wait_until(
+      sink, abi::kFaultEdgeDeadline, 0, edge, static_cast<uint32_t>(index(0)),
+      [&] {
+        bool is_complete = true;
+SGL_UNROLL
+        for (int32_t i = 0; i < kBatch; ++i) {
+          if (!sync::is_written(values[i])) dialect::load_words(values[i], buffer + index(i));
+        }
+SGL_UNROLL
+        for (int32_t i = 0; i < kBatch; ++i) is_complete = is_complete && sync::is_written(values[i]);
+        return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
+      },
+      [] { return abi::kUnwritten; });
+}
 
 // Four consecutive floats of `splits` buffers that are `stride` words apart, added up in their order. Each calling thread polls by itself.
 SGL_DEVICE void await_split_sums(sync::FaultSink sink, int32_t edge, const uint32_t* buffer, int32_t first, int32_t stride, int32_t splits,
@@ -13,27 +35,37 @@ SGL_DEVICE void await_split_sums(sync::FaultSink sink, int32_t edge, const uint3
 SGL_NO_UNROLL
   for (int32_t begin = 0; begin < splits; begin += kSplitBatch) {
     uint32_t part[kSplitBatch][4];
-SGL_UNROLL
-    for (int32_t i = 0; i < kSplitBatch; ++i) part[i][0] = part[i][1] = part[i][2] = part[i][3] = begin + i < splits ? abi::kUnwritten : 0u;
-    sync::wait_until(
-        sink, abi::kFaultEdgeDeadline, 0, edge, static_cast<uint32_t>(first + begin * stride),
-        [&] {
-          bool is_complete = true;
-SGL_UNROLL
-          for (int32_t i = 0; i < kSplitBatch; ++i) {
-            if (!sync::is_written(part[i])) dialect::load_words(part[i], buffer + first + static_cast<int64_t>(begin + i) * stride);
-          }
-SGL_UNROLL
-          for (int32_t i = 0; i < kSplitBatch; ++i) is_complete = is_complete && sync::is_written(part[i]);
-          return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
-        },
-        [] { return abi::kUnwritten; });
+    await_vectors(sink, edge, buffer, [&](int32_t i) { return begin + i < splits; },
+                  [&](int32_t i) { return first + static_cast<int64_t>(begin + i) * stride; }, part);
 SGL_UNROLL
     for (int32_t i = 0; i < kSplitBatch; ++i) {
 SGL_UNROLL
       for (int32_t j = 0; j < 4; ++j) sum[j] += dialect::bits_to_float(part[i][j]);
     }
   }
+}
+
+// 1 / rms of a row of `width` columns, from its pieces' sums of squares. Entry: all lanes of a warp.
+SGL_DEVICE float await_factor(sync::FaultSink sink, int32_t edge, const uint32_t* squares, int32_t row, int32_t width, float eps) {
+  const int32_t lane = dialect::thread_idx() % 32, pieces = width / abi::kPieceColumns;
+  float sum = 0.0f;
+SGL_NO_UNROLL
+  for (int32_t i = lane; i < pieces; i += 32) {
+    uint32_t word[1];
+    sync::wait_until(
+        sink, abi::kFaultEdgeDeadline, 0, edge, static_cast<uint32_t>(row * pieces + i),
+        [&] {
+          dialect::load_words(word, squares + row * pieces + i);
+          return sync::is_written(word) || dialect::planted(dialect::Planted::kMissingAwait);
+        },
+        [] { return abi::kUnwritten; });
+    sum += dialect::bits_to_float(word[0]);
+  }
+  dialect::sync_warp();
+SGL_UNROLL
+  for (int32_t mask = 16; mask > 0; mask /= 2) sum += dialect::shuffle_xor(sum, mask);
+  if (dialect::planted(dialect::Planted::kSkippedNorm)) return 1.0f;
+  return dialect::rsqrt(sum / static_cast<float>(width) + eps);
 }
 
 // The warp's pieces, 128 columns of a row each, of matrices [rows, width]: number i is piece i % (width / 128) of row i / (width / 128).
