@@ -1,5 +1,5 @@
 """The spec of DeepSeek-V4.1 on NVIDIA, so far its MoE half on sm_90 and one GPU. In no registry: no server has run it, and where the kernel was
-measured, at one row, SGLang's own launches are faster. attention_in and attention_out (kernels/) are not in the step yet.
+measured, at one row, SGLang's own launches are faster. attention_in and attention_out are not in the step yet: they need the layer issued anew.
 
 - isas: only on sm_90 SGLang holds the experts as fused_moe reads them; tp_sizes: the sum over ranks is not in the kernel.
 - Attention, Engram, mHC, KV pool, capture variants: SGLang's, as they are, so nothing of them is refused beside what every spec refuses of a server
