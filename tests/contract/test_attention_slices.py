@@ -170,9 +170,9 @@ def test_the_rule_of_a_kv_rows_scales_is_what_sglangs_kernel_has():
 
 def test_what_the_guard_reads_of_a_layer_is_there():
     layer, mhc = source("srt.models.deepseek_v4"), source("srt.models.deepseek_v4_mhc")
-    for name in ("attn_tp_size", "use_mega_attention", "fuse_wqa_wkv", "q_head_norm", "wo_a_fp8", "head_dim", "qk_rope_head_dim", "n_heads", "n_groups",
-                 "q_lora_rank", "o_lora_rank", "eps", "wqkv_a", "wq_b", "wo_a", "wo_b", "q_norm", "kv_norm", "hc_cfg", "boundary_pre_from_prev",
-                 "hc_attn_fn", "hc_attn_scale", "hc_attn_base", "input_layernorm", "post_attention_layernorm"):  # fmt: skip
+    for name in ("attn_tp_size", "use_mega_attention", "fuse_wqa_wkv", "q_head_norm", "wo_a_fp8", "head_dim", "qk_rope_head_dim", "n_heads",
+                 "n_groups", "q_lora_rank", "o_lora_rank", "eps", "wqkv_a", "wq_b", "wo_a", "wo_b", "q_norm", "kv_norm", "hc_cfg",
+                 "boundary_pre_from_prev", "hc_attn_fn", "hc_attn_scale", "hc_attn_base", "input_layernorm", "post_attention_layernorm"):  # fmt: skip
         assert f"self.{name} = " in layer or f"self.{name}: " in layer or f"self.{name},\n" in layer, name
     assert 'self.register_buffer("freqs_cis", freqs_cis' in layer and "class MQALayer(MqaAttentionBase)" in layer
     for name in ("mult", "sinkhorn_iters", "eps", "rms_eps", "hidden"):
