@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from decode_step_cases import Runner, first_rows, join
 
+from sgl_lowlatency.kernels import abi
 from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, RoutingRecord
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.reference import moe_step, routing
@@ -73,7 +74,7 @@ def kernel_logits(runner: Runner, rows: int) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class MoeRun:
-    """A step's outputs, the logits that the kernel ranked, and the oracle's choices on just these logits."""
+    """A step's outputs, the logits that the kernel ranked, and the oracle's choices on just these logits: none of rows that pad the step."""
 
     outputs: StepOutputs
     logits: torch.Tensor
@@ -85,7 +86,13 @@ def run(runner: Runner, inputs: StepInputs) -> MoeRun:
     record = RoutingRecord.empty(g, inputs.rows, runner.device)
     outputs = runner.run(inputs, routing=record)
     logits = record.logits.cpu()
-    return MoeRun(outputs, logits, [routing.choose(of_layer, g.top_k, g.norm_topk_prob) for of_layer in logits])
+    return MoeRun(outputs, logits, [choices(g, inputs, of_layer) for of_layer in logits])
+
+
+def choices(geometry: Geometry, inputs: StepInputs, logits: torch.Tensor) -> routing.Choices:
+    """The oracle's on a layer's logits [rows, num_experts]. Rows that pad the step, the last ones, choose nothing."""
+    live = int((inputs.out_cache_loc != abi.PADDING_SLOT).sum())
+    return routing.choose(logits, geometry.top_k, geometry.norm_topk_prob, live)
 
 
 def moe_gate(

@@ -51,7 +51,7 @@ void bind_abi(py::module_& m) {
   py::module_ a = m.def_submodule("abi", "Constants and structs of abi/decode_step.hpp");
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
-  SGL_CONSTANT(kWarpTokens); SGL_CONSTANT(kUnwritten); SGL_CONSTANT(kGenerations); SGL_CONSTANT(kClearAhead);
+  SGL_CONSTANT(kWarpTokens); SGL_CONSTANT(kUnwritten); SGL_CONSTANT(kGenerations); SGL_CONSTANT(kClearAhead); SGL_CONSTANT(kPaddingSlot);
   SGL_CONSTANT(kNumConsumerWarps); SGL_CONSTANT(kStageBytes); SGL_CONSTANT(kMaxStages); SGL_CONSTANT(kPanelPadBytes);
   SGL_CONSTANT(kNumEdges); SGL_CONSTANT(kOpHead); SGL_CONSTANT(kOpRouter); SGL_CONSTANT(kScaleBlock); SGL_CONSTANT(kMaxScaledPanelK);
 #undef SGL_CONSTANT

@@ -1,24 +1,20 @@
 // CUDA side of launch/parallel_step.hpp, and its instances: decode steps, heads of 128, up to 16 rows; of MoE layers up to 128 experts.
 #include "launch/parallel_step.hpp"
 
-#include <cuda_runtime.h>
-
 #include <stdexcept>
 #include <string>
 
 #include "kernels/nvidia/decode_step/decode_step_parallel.cuh"
+#include "launch/cuda_launch.cuh"
 #include "launch/decode_step_kernel.hpp"
 
 namespace sgl_lowlatency::launch {
 namespace {
 
+constexpr char kName[] = "decode_step";
+
 using Kernel = void (*)(abi::ParallelStepParams);
 using VirtualKernel = void (*)(abi::VirtualRanks);
-
-void check(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  throw std::runtime_error(std::string("decode_step: ") + call + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
-}
 
 void require(bool is_met, const std::string& what) {
   if (!is_met) throw std::invalid_argument("decode_step: " + what + " on CUDA");
@@ -55,28 +51,15 @@ VirtualKernel select_virtual_kernel(const abi::ParallelStepParams& p) {
   return p.rows <= 8 ? select_virtual_layers<1>(p) : select_virtual_layers<2>(p);
 }
 
-template <class Params>
-void launch(void (*kernel)(Params), const Params& params, dim3 grid, int32_t shared_bytes, uintptr_t stream) {
-  check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-        "cudaFuncSetAttribute(shared memory)");
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;  // the launch fails rather than hangs when the blocks do not fit at once
-  cooperative.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(abi::kNumThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = reinterpret_cast<cudaStream_t>(stream);
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, params), "cudaLaunchKernelEx");
+LaunchShape step_shape(const abi::ParallelStepParams& p, int32_t grid, size_t num_ranks) {
+  return {dim3(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks)), abi::kNumThreads, p.shared.total_bytes};
 }
 
 }  // namespace
 
 void parallel_step_cuda(const abi::ParallelStepParams& params, int32_t grid, uintptr_t stream) {
   check_parallel_step(params, grid);
-  launch(select_kernel(params), params, dim3(static_cast<unsigned>(grid)), params.shared.total_bytes, stream);
+  launch_cooperative(kName, select_kernel(params), params, step_shape(params, grid, 1), stream);
 }
 
 void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_t grid, uintptr_t stream) {
@@ -92,19 +75,12 @@ void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_
     }
     all.of[i] = ranks[i];
   }
-  const dim3 all_blocks(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks));
-  launch(select_virtual_kernel(ranks[0]), all, all_blocks, ranks[0].shared.total_bytes, stream);
+  launch_cooperative(kName, select_virtual_kernel(ranks[0]), all, step_shape(ranks[0], grid, num_ranks), stream);
 }
 
 int32_t parallel_step_max_blocks(const abi::ParallelStepParams& p, bool is_virtual) {
   const void* const kernel = is_virtual ? reinterpret_cast<const void*>(select_virtual_kernel(p)) : reinterpret_cast<const void*>(select_kernel(p));
-  int32_t per_sm = 0, device = 0, num_sms = 0;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared.total_bytes), "cudaFuncSetAttribute(shared memory)");
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, abi::kNumThreads, static_cast<size_t>(p.shared.total_bytes)),
-        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  return per_sm * num_sms;
+  return resident_blocks(kName, kernel, abi::kNumThreads, p.shared.total_bytes);
 }
 
 }  // namespace sgl_lowlatency::launch

@@ -1,10 +1,10 @@
 // CUDA side of launch/read_bytes.hpp.
 #include "launch/read_bytes.hpp"
 
-#include <cuda_runtime.h>
-
 #include <stdexcept>
 #include <string>
+
+#include "launch/cuda_launch.cuh"
 
 namespace sgl_lowlatency::launch {
 namespace {
@@ -31,22 +31,20 @@ __global__ void __launch_bounds__(kThreads) read_bytes(const uint4* x, size_t nu
   if (threadIdx.x % 32 == 0) atomicXor(out, found);
 }
 
-void check(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string("read_bytes: ") + call + ": " + cudaGetErrorString(error));
-}
+constexpr char kName[] = "read_bytes";
 
 }  // namespace
 
 void read_bytes_cuda(uintptr_t begin, size_t bytes, uintptr_t out, uintptr_t stream) {
   if (begin % 16 != 0 || bytes % 16 != 0) throw std::invalid_argument("read_bytes: address or size is not a multiple of 16");
   int device = 0, num_sms = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  check(kName, cudaGetDevice(&device), "cudaGetDevice");
+  check(kName, cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
   const auto cuda_stream = reinterpret_cast<cudaStream_t>(stream);
-  check(cudaMemsetAsync(reinterpret_cast<void*>(out), 0, sizeof(uint32_t), cuda_stream), "cudaMemsetAsync");
+  check(kName, cudaMemsetAsync(reinterpret_cast<void*>(out), 0, sizeof(uint32_t), cuda_stream), "cudaMemsetAsync");
   read_bytes<<<static_cast<unsigned>(num_sms * kBlocksPerSm), kThreads, 0, cuda_stream>>>(reinterpret_cast<const uint4*>(begin), bytes / 16,
                                                                                          reinterpret_cast<uint32_t*>(out));
-  check(cudaGetLastError(), "launch");
+  check(kName, cudaGetLastError(), "launch");
 }
 
 }  // namespace sgl_lowlatency::launch

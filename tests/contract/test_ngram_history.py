@@ -36,6 +36,7 @@ def verify_steps(corpus, name, prompt, count):
             accepted += 1
         text += forced_text.text(text[-1], accepted, vocab=VOCAB, period=PERIOD)
         steps += 1
+    corpus.synchronize()  # a thread of the corpus inserts what was put: one that is late would fill it again behind a reset
     corpus.erase_match_state([name])
     return steps
 

@@ -213,13 +213,36 @@ def test_a_row_of_nan_keeps_to_itself():
 
 @pytest.mark.parametrize("name", TINY_MOE)
 def test_padded_rows_are_harmless(name):
-    """They choose experts like any row; everybody's numbers pass, and of the pool only padding slot 0 is written for them."""
+    """They choose no experts; everybody's numbers pass, and of the pool only padding slot 0 is written for them."""
     geometry = TINY_MOE[name]
     weights = random_weights(geometry, FRESH)
     inputs = random_step(geometry, [65, 1, 300], FRESH, num_padded=5)
     runner = Runner(geometry, weights, (8,), GRID)
+    record, _ = recorded(runner, inputs)
+    assert bool((record.ids[:, :3] >= 0).all()) and bool((record.ids[:, 3:] == -1).all())
     report = moe_gate(geometry, weights, [inputs], [run(runner, inputs)])
     assert report.passed, f"seed {FRESH}\n{report}"
+
+
+def test_a_step_of_padding_alone_reads_no_expert():
+    """As graphs are captured. Experts of NaN would show."""
+    geometry = TINY_MOE["few"]
+    weights = random_weights(geometry, FRESH)
+    for layer in weights.layers:
+        layer.gate_up.fill_(float("nan"))
+        layer.down.fill_(float("nan"))
+    inputs = random_step(geometry, [], FRESH, num_padded=5)
+    record, outputs = recorded(Runner(geometry, weights, (5,), GRID), inputs)
+    assert bool((record.ids == -1).all()) and bool(outputs.hidden.isfinite().all())
+
+
+def test_padding_changes_no_bit_of_the_other_rows():
+    geometry = TINY_MOE["many"]
+    weights = random_weights(geometry, FRESH)
+    record, alone = recorded(Runner(geometry, weights, (3,), GRID), random_step(geometry, [65, 1, 300], FRESH))
+    padded_record, padded = recorded(Runner(geometry, weights, (8,), GRID), random_step(geometry, [65, 1, 300], FRESH, num_padded=5))
+    same_experts = torch.equal(record.ids, padded_record.ids[:, :3])
+    assert same_experts and torch.equal(alone.hidden, padded.hidden[:3]), f"seed {FRESH}"
 
 
 def test_a_rows_bits_do_not_depend_on_the_other_rows():

@@ -53,6 +53,17 @@ def test_any_grid(grid):
     assert report.passed, str(report)
 
 
+def test_a_step_of_padding_alone_reads_no_expert_and_no_scale():
+    """NaN in either would show."""
+    geometry = TINY_MOE_FP8["few"]
+    weights = random_weights(geometry, FIXED, has_lm_head=True, weight_format=FORMAT)
+    for layer in weights.layers:
+        layer.gate_up_scale.fill_(float("nan"))
+        layer.down_scale.fill_(float("nan"))
+    runner = Runner(geometry, weights, (3,), GRID, emulation=EmulationOptions(check_order=True))
+    assert bool(runner.run(random_step(geometry, [], FIXED, num_padded=3)).hidden.isfinite().all())
+
+
 def test_activations_in_several_panels():
     report, runner = check("wide", 2, grid=13, panel_budget_bytes=2 * (1152 * 2 + 16))
     plan = runner.plans[2]

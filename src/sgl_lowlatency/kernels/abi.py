@@ -24,6 +24,7 @@ MAX_STAGES: int = _C.abi.kMaxStages
 WARP_TOKENS: int = _C.abi.kWarpTokens  # tokens that one warp attends to at a time
 GENERATIONS: int = _C.abi.kGenerations  # copies of the hand-over buffers; layers take them in turn
 CLEAR_AHEAD: int = _C.abi.kClearAhead  # layer l clears the generation of layer l + CLEAR_AHEAD
+PADDING_SLOT: int = _C.abi.kPaddingSlot  # KV slot of the rows that pad a step to its graph's width
 UNWRITTEN: int = _C.abi.kUnwritten  # a hand-over word nobody has written
 OP_NAMES: tuple[str, ...] = tuple(_C.abi.kOpNames)  # a layer's operations in execution order, by abi::OpIdx
 OP_INDEX: dict[str, int] = {**{name: index for index, name in enumerate(OP_NAMES)}, "head": _C.abi.kOpHead, "router": _C.abi.kOpRouter}  # abi::OpIdx

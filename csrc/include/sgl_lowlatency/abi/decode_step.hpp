@@ -43,6 +43,7 @@ constexpr int32_t kScratchPitch = 18;                   // floats from one colum
 constexpr int32_t kMergePadFloats = 4;                  // padding of one head in the attention merge: no bank conflicts
 constexpr uint32_t kUnwritten = 0xffffffffu;            // a hand-over word nobody has written: a NaN that no arithmetic gives (publish turns a copied one into another)
 constexpr int32_t kGenerations = 8;                     // copies of the hand-over buffers; consecutive layers take them in turn
+constexpr int32_t kPaddingSlot = 0;                     // KV slot of the rows that pad a step to its graph's width: SGLang's pool gives it to no token
 constexpr int32_t kClearAhead = 4;                      // layer l clears the generation of layer l + kClearAhead
 
 constexpr int32_t kScaleBlock = 128;                    // rows and columns of a block that has one scale; the K of a warp's chunk in FP8

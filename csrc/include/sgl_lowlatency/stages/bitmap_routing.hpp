@@ -38,6 +38,9 @@ SGL_DEVICE void keep_choices(const Routing& r, int32_t row, int32_t top_k, int32
   if (lane < abi::kExpertWords) r.chosen(row)[lane] = word;
 }
 
+// Row `row` chooses nothing. Entry: all lanes of the row's warp.
+SGL_DEVICE void choose_nothing(const Routing& r, int32_t row, int32_t top_k) { keep_choices(r, row, top_k, -1, 0.0f, 0u); }
+
 // Row `row` chooses top_k of num_experts <= 32 kWords experts: by logit, descending, equal ones by id, ascending. Weights are softmax
 // probabilities over all experts. Lane l of the warp has the experts l, l + 32, ..; logit(w): fp32, of the lane's expert w * 32 + l, called once for
 // each that there is, w a constant (an index into the caller's registers). kIsBf16: all of them are bf16, and one reduction finds a choice.

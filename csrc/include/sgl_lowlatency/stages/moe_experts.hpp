@@ -244,7 +244,7 @@ SGL_DEVICE void run_expert_down(const DecodeStepParams& p, const Shared& s, int3
   const int32_t* const first_pairs = work.first_pairs();
   int32_t loaded = -1;  // the place that the panel begins with
   const auto bits_of = [&](int32_t place) { return work.routing().row_bits()[work.expert(place)]; };
-  uint32_t next_bits = num_active > 0 ? bits_of(0) : 0u;
+  uint32_t next_bits = num_active > 0 ? bits_of(0) : 0u;  // of a step that is all padding no expert is active
   const ScaleWindow window((k_extent + kStageK - 1) / kStageK);
   BlockScales<kElementBytes, false> scales, next_scales = load_down_scales<kElementBytes>(p, s, layer, work, window, 0, own.begin);
 SGL_NO_UNROLL

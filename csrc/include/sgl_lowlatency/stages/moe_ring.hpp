@@ -84,6 +84,14 @@ struct GateUpShare {
   }
 };
 
+// Whether a row of the step is no padding: then every layer has active experts, else none has. Entry: behind the block's first barrier.
+SGL_DEVICE bool has_live_row(const DecodeStepParams& p, const Shared& s) {
+  for (int32_t row = 0; row < p.rows; ++row) {
+    if (s.rows()->row[row].slot != abi::kPaddingSlot) return true;
+  }
+  return false;
+}
+
 // Entry: all lanes of the producer warp; one of them does the work. kElementBytes: of the layers' weights, but of the router's, which is bf16 as the LM
 // head is.
 // It waits for its own block's consumers, which by then need no stage beyond those that are filled: of the router, and of what comes before.
@@ -93,6 +101,7 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
   constexpr int32_t kStageK = abi::stage_k(kElementBytes), kChunkK = kStageK / abi::kStageChunks;
   StageFiller ring(p, s);
   const MoeWork work = moe_work(p, s);
+  const bool has_experts = has_live_row(p, s);
   const abi::WeightMap* map = p.maps;
   const abi::OpPlan& gate_up = p.ops[abi::kOpGateUp];
   const abi::OpPlan& down = p.ops[abi::kOpDown];
@@ -103,10 +112,10 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
     ring.fill_tiles<2>(layer, abi::kOpRouter, map + 2);
     dialect::prefetch_map(gate_up_map);
     dialect::prefetch_map(down_map);
-    if (!dialect::planted(dialect::Planted::kStaleRouting)) {
+    if (has_experts && !dialect::planted(dialect::Planted::kStaleRouting)) {
       sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, layer, 0, s.routed(), static_cast<uint32_t>(layer) & 1u);
     }
-    const int32_t num_active = work.num_active();
+    const int32_t num_active = has_experts ? work.num_active() : 0;
     const abi::TileRange columns = s.rows()->tiles[abi::kOpDown];
     ring.begin_operation(kExpertsAtFullDepth ? 0 : p.num_stages);
     for (GateUpShare own(p, num_active); own.left > 0; own.advance(gate_up.num_tiles)) {

@@ -56,6 +56,7 @@ SGL_UNROLL
   }
 }
 
+// Rows that pad the step choose nothing: no expert is read for their sake, and the MLP half leaves their stream as it is.
 // num_experts <= 32 kWords. Waits for the logits of every router tile: of all that a layer hands over, the one thing that each block needs whole.
 // Entry: all consumer threads; the block's reads of the last layer's routing are done. Ends with a consumer barrier.
 template <int32_t kWords>
@@ -88,9 +89,13 @@ SGL_UNROLL
           return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
         },
         [] { return abi::kUnwritten; });
-    choose_experts<kWords, true>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
-      return lane % 2 == 0 ? low_float(pairs[w]) : high_float(pairs[w]);
-    });
+    if (s.rows()->row[row].slot == abi::kPaddingSlot) {
+      choose_nothing(r, row, top_k);
+    } else {
+      choose_experts<kWords, true>(r, row, num_experts, top_k, p.geometry.norm_topk_prob != 0, [&](int32_t w) {
+        return lane % 2 == 0 ? low_float(pairs[w]) : high_float(pairs[w]);
+      });
+    }
     keep_row(p, r, layer, row, pairs);
   }
   sync_consumers();  // the choices of all rows
@@ -104,7 +109,7 @@ SGL_UNROLL
 SGL_NO_UNROLL
   for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
     const int32_t i = row * top_k + lane;
-    if (lane < top_k) work.pair_weights()[work.first_pairs()[r.places()[i]] + rows_below(r.row_bits()[r.ids()[i]], row)] = r.weights()[i];
+    if (lane < top_k && r.ids()[i] >= 0) work.pair_weights()[work.first_pairs()[r.places()[i]] + rows_below(r.row_bits()[r.ids()[i]], row)] = r.weights()[i];
   }
   sync_consumers();  // pair_weights
 }
