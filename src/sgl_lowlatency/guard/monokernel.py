@@ -6,7 +6,7 @@ share of query heads and of the MLP's channels, or of every expert's, and its sh
 - SGLANG_USE_AITER=1 shuffles the experts' weights where --moe-runner-backend is "auto" or "aiter"; other matrices stay as they are. With
   SGLANG_AITER_KV_CACHE_LAYOUT=vectorized_5d the pool is no array of tokens: the spec pins "nhd".
 - Verify steps are chains, and k1 and k2 hand over no inputs of layers: no NGRAM, whose drafts aiter and triton verify as a tree, and no EAGLE3,
-  DFLASH or DSPARK. A step's rows are one of WIDTHS, whole requests.
+  DFLASH or DSPARK. A step's rows are one of WIDTHS, whole requests. On several ranks no verify step has run.
 - The LM head, the embedding and the last norm are SGLang's.
 
 Pure and duck-typed, as guard/config.py and guard/model.py.
@@ -20,7 +20,7 @@ from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
 from sgl_lowlatency.guard import moe, parallel, speculation
-from sgl_lowlatency.guard.config import decoder_reasons, device_reasons, server_argument_reasons
+from sgl_lowlatency.guard.config import backend_reasons, decoder_reasons, device_reasons, server_argument_reasons
 from sgl_lowlatency.guard.device import code_object_reasons, extension_reasons, installation_reasons
 from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.model import hook_reasons, layers_reasons
@@ -102,6 +102,8 @@ def speculation_reasons(cfg: Any) -> list[str]:
     algorithm = cfg.speculative_algorithm
     if algorithm is None:
         return []
+    if cfg.tp_size > 1:
+        return server_argument_reasons(cfg, parallel.SPECULATION)
     if algorithm not in SPECULATION:
         why = "its drafts are verified as a tree" if algorithm == "NGRAM" else "its drafts read inputs of layers, which the kernels do not hand over"
         return [f"--speculative-algorithm {algorithm} is not served: {why}; served are {', '.join(SPECULATION)}"]
@@ -140,10 +142,12 @@ def _server_reasons(cfg: Any, attention_backends: Sequence[str], emulate: bool) 
     if getattr(cfg, "enable_nvidia_megakernel", False):
         reasons.append("--enable-nvidia-megakernel is also set; use one of the two")
     # That of decode is one of the spec's requirements.
-    prefill = cfg.prefill_attention_backend or cfg.attention_backend
+    prefill, decode = (own or cfg.attention_backend for own in (cfg.prefill_attention_backend, cfg.decode_attention_backend))
     if prefill not in attention_backends:
         backends = ", ".join(sorted(attention_backends))
         reasons.append(f"--prefill-attention-backend {prefill!r} is not one of {backends}: it may keep K and V in another layout")
+    elif decode in attention_backends:
+        reasons += backend_reasons(cfg)
     return reasons
 
 
