@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -66,7 +67,8 @@ def build_step(
         deadline_s=context.deadline_s / 2, rank=place.rank, workspaces=workspaces, objects=objects,
     )  # fmt: skip
     built = AmdStep(
-        model=model, geometry=geometry, kernels=kernels, weights=weights, bounds=bounds, tokens_per_request=tokens_per_request,
+        model=model, geometry=geometry, kernels=kernels, weights=weights, bounds=bounds, rope_table=functools.partial(rope_table, model),
+        tokens_per_request=tokens_per_request,
         exchange=None if workspaces is None else lambda claim: exchange(claim, place.group, VERDICT_DEADLINE_S, "agreement on a step"),
     )  # fmt: skip
     model.forward = built.count_unrouted()
