@@ -189,10 +189,3 @@ def test_an_argument_that_this_sglang_lacks_is_a_reason():
     del cfg.speculative_adaptive
     (line,) = reasons(cfg=cfg)
     assert line.startswith("this SGLang has no server argument 'speculative_adaptive' to check; ")
-
-
-def test_limits_are_those_of_the_kernels():
-    from sgl_lowlatency import _C
-
-    assert (guard.CHANNEL_MULTIPLE, guard.MAX_GROUP, guard.TILE_ROWS) == (_C.abi.kMfmaK, _C.abi.kItemColumns, _C.abi.kTileRows)
-    assert (guard.MAX_EXPERTS, guard.MAX_TOP_K, max(guard.WIDTHS)) == (_C.abi.kMaxMonoExperts, _C.abi.kMaxMonoTopK, _C.abi.kMaxMonoRows)

@@ -24,14 +24,11 @@ from sgl_lowlatency.guard.config import backend_reasons, decoder_reasons, device
 from sgl_lowlatency.guard.device import code_object_reasons, extension_reasons, installation_reasons
 from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.model import hook_reasons, layers_reasons
+from sgl_lowlatency.kernels import monokernel_limits
 from sgl_lowlatency.kernels.geometry import Geometry
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # rows of a step
 SPECULATION = ("STANDALONE", "EAGLE")
-CHANNEL_MULTIPLE = 32  # of every K: the K of the MFMA
-TILE_ROWS, MAX_EXPERTS, MAX_TOP_K = 16, 256, 16  # of the router
-MAX_GROUP = 16  # query heads of a KV head: the N of the MFMA
-HEAD_DIMS = (64, 128)
 
 
 def rank_geometry(hf_config: Any, tp_size: int) -> tuple[Geometry | None, list[str]]:
@@ -55,32 +52,9 @@ def rank_geometry(hf_config: Any, tp_size: int) -> tuple[Geometry | None, list[s
     return dataclasses.replace(whole, **share), []
 
 
-def share_reasons(g: Geometry, tp_size: int) -> list[str]:
-    """Why the kernels cannot run a rank's share of a model, one line a field, in the HF config's names."""
-    of = f" over --tp-size {tp_size}" if tp_size > 1 else ""
-    reasons = []
-    if g.head_dim not in HEAD_DIMS:
-        reasons.append(f"config.head_dim {g.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}")
-    if g.hidden % CHANNEL_MULTIPLE:
-        reasons.append(f"config.hidden_size {g.hidden} is not a multiple of {CHANNEL_MULTIPLE}")
-    if g.mlp_channels % CHANNEL_MULTIPLE:
-        channels = "moe_intermediate_size" if g.is_moe else "intermediate_size"
-        reasons.append(f"config.{channels}{of} is {g.mlp_channels} a rank, no multiple of {CHANNEL_MULTIPLE}")
-    if g.num_q_heads % g.num_kv_heads:
-        reasons.append(f"config.num_attention_heads{of} is {g.num_q_heads} a rank, no multiple of {g.num_kv_heads} KV heads")
-    elif g.num_q_heads // g.num_kv_heads > MAX_GROUP:
-        reasons.append(f"a KV head has {g.num_q_heads // g.num_kv_heads} query heads, more than {MAX_GROUP}")
-    if g.is_moe:
-        if g.num_experts % TILE_ROWS or g.num_experts > MAX_EXPERTS:
-            reasons.append(f"config.num_experts {g.num_experts} is not a multiple of {TILE_ROWS} up to {MAX_EXPERTS}")
-        if not 1 <= g.top_k <= min(g.num_experts, MAX_TOP_K):
-            reasons.append(f"config.num_experts_per_tok {g.top_k} is outside 1..{min(g.num_experts, MAX_TOP_K)}")
-    return reasons
-
-
 def _geometry_reasons(hf_config: Any, tp_size: int) -> list[str]:
     geometry, reasons = rank_geometry(hf_config, tp_size)
-    return reasons if geometry is None else share_reasons(geometry, tp_size)
+    return reasons if geometry is None else monokernel_limits.reasons(geometry, tp_size)
 
 
 def _weight_reasons(cfg: Any, hf_config: Any) -> list[str]:
