@@ -51,6 +51,28 @@ class MonokernelRunner(VerifyRunner):
             self.runner.model.__dict__["forward"] = dispatched
 
 
+def model_rope(verify: MonokernelRunner) -> torch.Tensor:
+    """The model's cos/sin table as it is now."""
+    return verify.runner.model.model.layers[0].self_attn.rotary_emb.cos_sin_cache
+
+
+def reserve_rope(verify: MonokernelRunner) -> None:
+    """What load_model does behind the install, of a context that is longer than the table."""
+    from sglang.srt.environ import envs
+    from sglang.srt.utils.common import reserve_rope_cache_for_long_sequences
+
+    with envs.SGLANG_ROPE_CACHE_SAFETY_MARGIN.override(4096):
+        reserve_rope_cache_for_long_sequences(verify.runner.model, verify.runner.model_config)
+
+
+def step_of(built, batch):
+    """(x, inputs) of a step of `batch`, whose values nothing reads."""
+    from sgl_lowlatency.kernels.monokernel import MonoInputs
+
+    x = torch.zeros(len(batch.positions), built._geometry.hidden, dtype=torch.bfloat16)
+    return x, MonoInputs(batch.positions, batch.out_cache_loc, batch.seq_lens, batch.req_pool_indices, DRAFTS, lengths_are_prefix=True)
+
+
 def dispatch(verify: MonokernelRunner, model: Path) -> dict:
     """Verify steps through the dispatch, against the model's own forward and against float64; and steps that are not the kernels'."""
     from sgl_lowlatency.cli.greedy_oracle import GreedyOracle
@@ -58,6 +80,8 @@ def dispatch(verify: MonokernelRunner, model: Path) -> dict:
     generator, facts = torch.Generator().manual_seed(2), {}
     built = verify.install()
     facts["summary"] = built.summary()
+    facts["rope"] = {"build": model_rope(verify).shape[0]}
+    reserve_rope(verify)
     prompts = [torch.randint(3, 500, (length,), generator=generator).tolist() for length in PROMPTS[:2]]
     rows, prefix_lens, _ = verify.prefill(prompts, room=2 * DRAFTS)
     drafts = torch.randint(3, 500, (len(prompts), DRAFTS), generator=generator)
@@ -66,6 +90,8 @@ def dispatch(verify: MonokernelRunner, model: Path) -> dict:
     ours = verify.forward(batch)
     ours_kv = verify.kv_rows(slots)
     theirs = verify.forward_originally(batch)
+    facts["rope"] |= {"reserved": model_rope(verify).shape[0], "kernels": built._kernels.geometry.max_position}
+    facts["rope"]["is_the_models"] = built._kernels.params(*step_of(built, batch))[0].cos_sin == model_rope(verify).data_ptr()
     facts["logits_shape"] = list(ours.next_token_logits.shape)
     for name in ("logits", "hidden_states"):
         both = [getattr(output, "next_token_logits" if name == "logits" else name) for output in (ours, theirs)]

@@ -127,6 +127,7 @@ def test_the_old_name_of_the_flag_does_the_same(resolve_amd, model_dir):
     assert cfg.enable_amd_monokernel is True and cfg.attention_backend in spec_module.ATTENTION_BACKENDS
 
 
+CHAINS = ("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4")
 # (extra arguments, the one line they cause)
 SINGLE = {
     "ranks": (["--tp", "16"], "tp_size 16 is not one of ['1', '2', '4', '8']"),
@@ -140,6 +141,15 @@ SINGLE = {
     "prefill backend": (
         ["--prefill-attention-backend", "wave"],
         "--prefill-attention-backend 'wave' is not one of aiter, torch_native, triton: it may keep K and V in another layout",
+    ),
+    "two backends": (
+        ["--prefill-attention-backend", "triton"],
+        "prefill and decode attention backends differ ('triton' and 'aiter'): SGLang then gives a step no attention metadata; give both the same "
+        "--attention-backend",
+    ),
+    "speculation of ranks": (
+        ["--tp", "2", "--speculative-algorithm", "EAGLE", *CHAINS],
+        "--speculative-algorithm 'EAGLE' is not served: on several GPUs it has not been tested",
     ),
     "fp8": (["--quantization", "fp8"], "--quantization fp8 is not served: the kernels read bf16 weights"),
     "model code": (["--model-impl", "transformers"], "--model-impl 'transformers' is not served: the kernel replaces SGLang's own model code"),

@@ -38,9 +38,22 @@ def test_which_commands_ask_for_amd(arguments, is_amd):
 
 
 @pytest.mark.parametrize("flag", [["--enable-amd-monokernel"], ["--monokernel-backend", "amd"]])
-def test_a_served_command_has_no_reason(built, model_dir, flag):
+def test_a_served_command_has_no_reason(model_dir, flag):
+    """Whatever is installed here: the server is to start where the GPU is."""
     verdict = amd_verdict.judge(["--model-path", model_dir(), *flag, "--tp", "8"], "gfx942")
     assert (verdict.reasons, verdict.isa, verdict.spec) == ([], "gfx942", "sgl_lowlatency monokernel (Qwen3 dense)")
+
+
+@pytest.mark.parametrize(("assumed", "is_note"), [("gfx950", True), (None, False)])
+def test_objects_that_are_not_here_are_a_note_of_an_assumed_gpu(model_dir, assumed, is_note):
+    """Of the GPU that is here they are a reason."""
+    missing = f"kernels k1/k2 not built for gfx950: {code_objects.HOW_TO_BUILD}"
+    with (
+        mock.patch.object(code_objects, "installed", lambda: {"k1": [], "k2": ["gfx942"]}),
+        mock.patch("sglang.srt.kernel_plugins.amd.binding.device_isa", lambda: assumed or "gfx950"),
+    ):
+        verdict = amd_verdict.judge(["--model-path", model_dir(), "--enable-amd-monokernel", "--device", "cuda"], assumed)
+    assert (missing in verdict.reasons, f"on this machine {missing}" in verdict.notes) == (not is_note, is_note)
 
 
 def test_every_reason_is_listed(built, model_dir):
@@ -60,13 +73,13 @@ def test_a_model_without_a_spec_and_a_path_without_a_model(built, model_dir, tmp
     assert line.endswith("does not exist")
 
 
-def test_the_command_line_says_what_is_built_and_why_it_is_refused(model_dir, capsys):
+def test_the_command_line_says_what_is_built(model_dir, capsys):
     words = ["doctor", "--json", "--assume-gpu", "gfx950", "--", "--model-path", model_dir(), "--enable-amd-monokernel"]
     with mock.patch.object(code_objects, "installed", lambda: {"k1": ["gfx950"], "k2": []}):
-        assert main(words) == 1
+        assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["code_objects"] == {"k1": ["gfx950"], "k2": []} and report["isa"] == "gfx950"
-    assert report["reasons"][0] == f"kernels k2 not built for gfx950: {code_objects.HOW_TO_BUILD}"
+    assert report["code_objects"] == {"k1": ["gfx950"], "k2": []} and report["isa"] == "gfx950" and report["reasons"] == []
+    assert report["notes"] == [f"on this machine kernels k2 not built for gfx950: {code_objects.HOW_TO_BUILD}"]
 
 
 def test_an_assumed_gpu_decides_whose_kernels_are_meant(built, model_dir, capsys):

@@ -5,6 +5,7 @@ Oracles: the model's own forward on the same batch, and a float64 forward of pro
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -50,6 +51,19 @@ def test_verify_steps_run_the_kernels_and_give_what_the_model_does(facts, family
     assert got["decode_equals_original"]
     assert got["executed"] == {"8": 1} and got["mode"] == "verify", "the self-check's launches serve nobody"
     assert got["fallbacks"] == {"prefill": 2, "a decode step in a speculative server": 1}
+
+
+def test_the_rope_table_is_the_one_that_sglang_reserves_after_the_build(facts):
+    rope = facts["dispatch"]["rope"]
+    assert rope["build"] == 2048 < rope["reserved"] == rope["kernels"] and rope["is_the_models"]
+
+
+def test_sglang_reserves_rope_behind_the_install():
+    """Were it before, a table taken in the build would do."""
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    source = inspect.getsource(ModelRunner.load_model)
+    assert 0 < source.index("install_monokernel_forward(") < source.index("reserve_rope_cache_for_long_sequences(")
 
 
 def test_wrong_kernels_are_refused_at_their_first_verify_step(facts):

@@ -261,7 +261,7 @@ def streams(verify: VerifyRunner) -> dict:
     """What SGLang's MoE layers do with streams that are not theirs: the self-check gives them ours. Layer 1 starts from one a thousand times as
     loud as what it adds, the others from what the layer before left."""
     from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
-    from sgl_lowlatency.runtime.self_check_moe import streamed_as
+    from sgl_lowlatency.runtime.self_check_streams import streamed_as
 
     model, layers = verify.runner.model, verify.runner.model.model.layers
     rows, prefix_lens, _ = verify.prefill([[4, 5, 6, 7], [9, 8, 7]], room=2 * DRAFTS)

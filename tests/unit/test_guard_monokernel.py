@@ -57,6 +57,20 @@ def test_what_splits_otherwise_is_refused_with_several_ranks_alone(name):
     assert reasons(cfg=amd_server(**{name: 16})) == []
 
 
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+def test_several_ranks_do_not_speculate(algorithm):
+    """In the words of NVIDIA's refusal, and nothing else."""
+    cfg = amd_server(tp_size=2, speculative_algorithm=algorithm, speculative_num_draft_tokens=4)
+    assert reasons(cfg=cfg) == [f"--speculative-algorithm {algorithm!r} is not served: on several GPUs it has not been tested"]
+    assert parallel.SPECULATION[0] in parallel.SERVER_ARGUMENTS
+
+
+def test_prefill_and_decode_have_one_backend():
+    line = "prefill and decode attention backends differ ('triton' and 'aiter'): SGLang then gives a step no attention metadata; give both the same "
+    assert reasons(cfg=amd_server(prefill_attention_backend="triton")) == [line + "--attention-backend"]
+    assert reasons(cfg=amd_server(prefill_attention_backend="triton", decode_attention_backend="triton")) == []
+
+
 @pytest.mark.parametrize("name", [row[0] for row in moe.SERVER_ARGUMENTS])
 def test_arguments_of_experts(name):
     assert reasons(cfg=amd_server(**{name: "something-else"})) == [], "dense models are not asked"
@@ -175,10 +189,3 @@ def test_an_argument_that_this_sglang_lacks_is_a_reason():
     del cfg.speculative_adaptive
     (line,) = reasons(cfg=cfg)
     assert line.startswith("this SGLang has no server argument 'speculative_adaptive' to check; ")
-
-
-def test_limits_are_those_of_the_kernels():
-    from sgl_lowlatency import _C
-
-    assert (guard.CHANNEL_MULTIPLE, guard.MAX_GROUP, guard.TILE_ROWS) == (_C.abi.kMfmaK, _C.abi.kItemColumns, _C.abi.kTileRows)
-    assert (guard.MAX_EXPERTS, guard.MAX_TOP_K, max(guard.WIDTHS)) == (_C.abi.kMaxMonoExperts, _C.abi.kMaxMonoTopK, _C.abi.kMaxMonoRows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from sglang.kernels.plugin_kernels.amd.spec import BuildContext
 
+import sgl_lowlatency
 from sgl_lowlatency import config
 from sgl_lowlatency.build.agreement import VERDICT_DEADLINE_S, exchange
 from sgl_lowlatency.build.symmetric_workspace import Terms, build_symmetric_workspace
@@ -66,7 +68,8 @@ def build_step(
         deadline_s=context.deadline_s / 2, rank=place.rank, workspaces=workspaces, objects=objects,
     )  # fmt: skip
     built = AmdStep(
-        model=model, geometry=geometry, kernels=kernels, weights=weights, bounds=bounds, tokens_per_request=tokens_per_request,
+        model=model, geometry=geometry, kernels=kernels, weights=weights, bounds=bounds, rope_table=functools.partial(rope_table, model),
+        tokens_per_request=tokens_per_request,
         exchange=None if workspaces is None else lambda claim: exchange(claim, place.group, VERDICT_DEADLINE_S, "agreement on a step"),
     )  # fmt: skip
     model.forward = built.count_unrouted()
@@ -90,8 +93,8 @@ def _objects(isa: str, grid: int, device: torch.device) -> tuple[MonokernelObjec
 
 
 def _terms(model: str, geometry: Geometry, context: BuildContext, tokens_per_request: int, grid: int) -> Terms:
-    """What the ranks must have in common; there is no plan, so the hash is of what decides a step."""
-    decides = {"isa": context.isa, "tokens": tokens_per_request, **dataclasses.asdict(geometry)}
+    """What the ranks must have in common; there is no plan, so the hash is of what decides a step. That is the kernels too: of one release."""
+    decides = {"version": sgl_lowlatency.__version__, "isa": context.isa, "tokens": tokens_per_request, **dataclasses.asdict(geometry)}
     return Terms(
         spec=f"monokernel ({model}, {geometry.vocab} tokens)",
         plan_hash=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),

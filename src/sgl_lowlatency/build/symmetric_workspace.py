@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from sgl_lowlatency.build.agreement import DisagreementError, exchange, require_agreement
 from sgl_lowlatency.kernels import symmetric_workspace as shared
-from sgl_lowlatency.kernels.hip import HipRuntime, HipSharedMemory
+from sgl_lowlatency.kernels.hip import HipRuntime
+from sgl_lowlatency.kernels.hip_memory import HipSharedMemory
 from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, PARITIES, RENDEZVOUS_BYTES, MappedWorkspaces, prepare, symmetric_layout
 
 WHAT = "symmetric workspace"

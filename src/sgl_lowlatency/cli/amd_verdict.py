@@ -7,6 +7,7 @@ import importlib.metadata
 from sgl_lowlatency import plugin
 from sgl_lowlatency.cli import judging
 from sgl_lowlatency.cli.judging import Verdict
+from sgl_lowlatency.guard.monokernel import launch_reasons
 from sgl_lowlatency.kernels import code_objects
 
 DEFAULT_ISA = "gfx950"  # judged as if on this one where no AMD GPU is visible
@@ -35,7 +36,8 @@ def asked_for(arguments: list[str]) -> bool:
 
 
 def judge(arguments: list[str], assume_gpu: str | None) -> Verdict:
-    """The verdict on server arguments. assume_gpu: as if this GPU ("gfx942") were the only one here; None uses the real one."""
+    """The verdict on server arguments. assume_gpu: as if this GPU ("gfx942") were the only one here, and what is installed here is
+    a note; None uses the real one."""
     verdict, binding = judging.begin("sglang.srt.kernel_plugins.amd.binding")
     if binding is None:
         return verdict
@@ -56,6 +58,8 @@ def judge(arguments: list[str], assume_gpu: str | None) -> Verdict:
         verdict.spec = spec.name if spec is not None else None
         verdict.reasons += reasons
         verdict.notes += judging.notes(resolved.cfg)
+    if assume_gpu and not verdict.emulated:
+        judging.note_installation(verdict, launch_reasons(assume_gpu, code_objects.installed()))
     return verdict
 
 

@@ -114,6 +114,12 @@ def resolve(verdict: Verdict, arguments: list[str], flag: str) -> Resolved | Non
     return Resolved(resolving_view(server_args), model_config)
 
 
+def note_installation(verdict: Verdict, reasons: list[str]) -> None:
+    """Of an assumed GPU: what this machine's installation lacks to run on it, `reasons`, are notes. The server is to start elsewhere."""
+    verdict.notes += [f"on this machine {reason}" for reason in reasons]
+    verdict.reasons = [reason for reason in verdict.reasons if reason not in reasons]
+
+
 def notes(cfg: Any) -> list[str]:
     """What an operator should know of a served command."""
     found = []

@@ -37,9 +37,7 @@ def judge(arguments: list[str], assume_gpu: str | None) -> Verdict:
     with judging.as_if_on(binding, verdict.isa, _facts(verdict.isa), arguments, simulate=simulate) as arguments:
         _judge_arguments(verdict, binding, arguments)
     if assume_gpu and not verdict.emulated:
-        here = installation_reasons(assume_gpu, emulate=False)
-        verdict.notes += [f"on this machine {reason}" for reason in here]
-        verdict.reasons = [reason for reason in verdict.reasons if reason not in here]
+        judging.note_installation(verdict, installation_reasons(assume_gpu, emulate=False))
     return verdict
 
 

@@ -117,7 +117,8 @@ def server_argument_reasons(cfg: Any, arguments: tuple[tuple[str, tuple, str], .
     return reasons
 
 
-def _backend_reasons(cfg: Any) -> list[str]:
+def backend_reasons(cfg: Any) -> list[str]:
+    """Why the attention backends of prefill and decode cannot serve: SGLang wraps two in one, of which runtime/sglang_state.py keeps no metadata."""
     prefill = cfg.prefill_attention_backend or cfg.attention_backend
     decode = cfg.decode_attention_backend or cfg.attention_backend
     if prefill == decode:
@@ -158,7 +159,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any, *, emulate: bool) -> list[s
     checks: tuple[Callable[[], list[str]], ...] = (
         lambda: model_config_reasons(hf_config, element_bytes(cfg, hf_config)),
         lambda: server_argument_reasons(cfg),
-        lambda: _backend_reasons(cfg),
+        lambda: backend_reasons(cfg),
         lambda: device_reasons(cfg, emulate),
         lambda: emulation_reasons(cfg, hf_config) if emulate else [],
         lambda: _moe_reasons(cfg, hf_config),

@@ -6,7 +6,7 @@ share of query heads and of the MLP's channels, or of every expert's, and its sh
 - SGLANG_USE_AITER=1 shuffles the experts' weights where --moe-runner-backend is "auto" or "aiter"; other matrices stay as they are. With
   SGLANG_AITER_KV_CACHE_LAYOUT=vectorized_5d the pool is no array of tokens: the spec pins "nhd".
 - Verify steps are chains, and k1 and k2 hand over no inputs of layers: no NGRAM, whose drafts aiter and triton verify as a tree, and no EAGLE3,
-  DFLASH or DSPARK. A step's rows are one of WIDTHS, whole requests.
+  DFLASH or DSPARK. A step's rows are one of WIDTHS, whole requests. On several ranks no verify step has run.
 - The LM head, the embedding and the last norm are SGLang's.
 
 Pure and duck-typed, as guard/config.py and guard/model.py.
@@ -20,18 +20,15 @@ from typing import Any
 
 from sgl_lowlatency import TESTED_SGLANG
 from sgl_lowlatency.guard import moe, parallel, speculation
-from sgl_lowlatency.guard.config import decoder_reasons, device_reasons, server_argument_reasons
+from sgl_lowlatency.guard.config import backend_reasons, decoder_reasons, device_reasons, server_argument_reasons
 from sgl_lowlatency.guard.device import code_object_reasons, extension_reasons, installation_reasons
 from sgl_lowlatency.guard.family import Family
 from sgl_lowlatency.guard.model import hook_reasons, layers_reasons
+from sgl_lowlatency.kernels import monokernel_limits
 from sgl_lowlatency.kernels.geometry import Geometry
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16)  # rows of a step
 SPECULATION = ("STANDALONE", "EAGLE")
-CHANNEL_MULTIPLE = 32  # of every K: the K of the MFMA
-TILE_ROWS, MAX_EXPERTS, MAX_TOP_K = 16, 256, 16  # of the router
-MAX_GROUP = 16  # query heads of a KV head: the N of the MFMA
-HEAD_DIMS = (64, 128)
 
 
 def rank_geometry(hf_config: Any, tp_size: int) -> tuple[Geometry | None, list[str]]:
@@ -55,32 +52,9 @@ def rank_geometry(hf_config: Any, tp_size: int) -> tuple[Geometry | None, list[s
     return dataclasses.replace(whole, **share), []
 
 
-def share_reasons(g: Geometry, tp_size: int) -> list[str]:
-    """Why the kernels cannot run a rank's share of a model, one line a field, in the HF config's names."""
-    of = f" over --tp-size {tp_size}" if tp_size > 1 else ""
-    reasons = []
-    if g.head_dim not in HEAD_DIMS:
-        reasons.append(f"config.head_dim {g.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}")
-    if g.hidden % CHANNEL_MULTIPLE:
-        reasons.append(f"config.hidden_size {g.hidden} is not a multiple of {CHANNEL_MULTIPLE}")
-    if g.mlp_channels % CHANNEL_MULTIPLE:
-        channels = "moe_intermediate_size" if g.is_moe else "intermediate_size"
-        reasons.append(f"config.{channels}{of} is {g.mlp_channels} a rank, no multiple of {CHANNEL_MULTIPLE}")
-    if g.num_q_heads % g.num_kv_heads:
-        reasons.append(f"config.num_attention_heads{of} is {g.num_q_heads} a rank, no multiple of {g.num_kv_heads} KV heads")
-    elif g.num_q_heads // g.num_kv_heads > MAX_GROUP:
-        reasons.append(f"a KV head has {g.num_q_heads // g.num_kv_heads} query heads, more than {MAX_GROUP}")
-    if g.is_moe:
-        if g.num_experts % TILE_ROWS or g.num_experts > MAX_EXPERTS:
-            reasons.append(f"config.num_experts {g.num_experts} is not a multiple of {TILE_ROWS} up to {MAX_EXPERTS}")
-        if not 1 <= g.top_k <= min(g.num_experts, MAX_TOP_K):
-            reasons.append(f"config.num_experts_per_tok {g.top_k} is outside 1..{min(g.num_experts, MAX_TOP_K)}")
-    return reasons
-
-
 def _geometry_reasons(hf_config: Any, tp_size: int) -> list[str]:
     geometry, reasons = rank_geometry(hf_config, tp_size)
-    return reasons if geometry is None else share_reasons(geometry, tp_size)
+    return reasons if geometry is None else monokernel_limits.reasons(geometry, tp_size)
 
 
 def _weight_reasons(cfg: Any, hf_config: Any) -> list[str]:
@@ -102,6 +76,8 @@ def speculation_reasons(cfg: Any) -> list[str]:
     algorithm = cfg.speculative_algorithm
     if algorithm is None:
         return []
+    if cfg.tp_size > 1:
+        return server_argument_reasons(cfg, parallel.SPECULATION)
     if algorithm not in SPECULATION:
         why = "its drafts are verified as a tree" if algorithm == "NGRAM" else "its drafts read inputs of layers, which the kernels do not hand over"
         return [f"--speculative-algorithm {algorithm} is not served: {why}; served are {', '.join(SPECULATION)}"]
@@ -140,10 +116,12 @@ def _server_reasons(cfg: Any, attention_backends: Sequence[str], emulate: bool) 
     if getattr(cfg, "enable_nvidia_megakernel", False):
         reasons.append("--enable-nvidia-megakernel is also set; use one of the two")
     # That of decode is one of the spec's requirements.
-    prefill = cfg.prefill_attention_backend or cfg.attention_backend
+    prefill, decode = (own or cfg.attention_backend for own in (cfg.prefill_attention_backend, cfg.decode_attention_backend))
     if prefill not in attention_backends:
         backends = ", ".join(sorted(attention_backends))
         reasons.append(f"--prefill-attention-backend {prefill!r} is not one of {backends}: it may keep K and V in another layout")
+    elif decode in attention_backends:
+        reasons += backend_reasons(cfg)
     return reasons
 
 

@@ -27,7 +27,8 @@ SPLITS: tuple[tuple[str, tuple, str], ...] = (
     ("enable_tp_lm_head_all_to_all", _OFF, _SPLIT),
     ("dwdp_size", (1, None), _SPLIT),
 )
-SERVER_ARGUMENTS = (*SPLITS, ("speculative_algorithm", (None,), "on several GPUs it has not been tested"))
+SPECULATION: tuple[tuple[str, tuple, str], ...] = (("speculative_algorithm", (None,), "on several GPUs it has not been tested"),)
+SERVER_ARGUMENTS = (*SPLITS, *SPECULATION)
 
 
 def parallel_config_reasons(cfg: Any, hf_config: Any, element_bytes: int, *, emulate: bool) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import weakref
 from pathlib import Path
 
 # Tried in this order where the process has not loaded the library yet; torch's ROCm build brings its own.
@@ -17,7 +16,7 @@ _pointer, _int, _unsigned = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 _out = ctypes.POINTER(ctypes.c_void_p)
 
 
-class _IpcHandle(ctypes.Structure):
+class IpcHandle(ctypes.Structure):
     """hipIpcMemHandle_t."""
 
     _fields_ = [("reserved", ctypes.c_char * 64)]
@@ -37,18 +36,12 @@ _FUNCTIONS: dict[str, tuple] = {
     "hipFree": (_pointer,),
     "hipMemset": (_pointer, _int, ctypes.c_size_t),
     "hipMemcpy": (_pointer, _pointer, ctypes.c_size_t, _int),
-    "hipIpcGetMemHandle": (ctypes.POINTER(_IpcHandle), _pointer),
-    "hipIpcOpenMemHandle": (_out, _IpcHandle, _unsigned),
+    "hipIpcGetMemHandle": (ctypes.POINTER(IpcHandle), _pointer),
+    "hipIpcOpenMemHandle": (_out, IpcHandle, _unsigned),
     "hipIpcCloseMemHandle": (_pointer,),
     "hipGetErrorName": (_int,),
     "hipGetErrorString": (_int,),
 }
-
-
-_UNCACHED = 0x3  # hipDeviceMallocUncached: what other GPUs store is seen without a copy in this one's L2
-_LAZY_PEER_ACCESS = 0x1  # hipIpcMemLazyEnablePeerAccess
-_TO_DEVICE, _TO_HOST = 1, 2  # hipMemcpyKind
-_HOST_MAPPED, _HOST_COHERENT = 0x2, 0x40000000  # hipHostMallocMapped, hipHostMallocCoherent: the device sees it, uncached
 
 
 class HipError(RuntimeError):
@@ -153,63 +146,3 @@ class HipFunction:
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(content))
         sizes = grid, 1, 1, threads, 1, 1, 0
         self._module.runtime.call("hipModuleLaunchKernel", self._handle, *sizes, stream, pointers, None, what=self.name)
-
-
-class HipHostMemory:
-    """`num_bytes` zeroed bytes of the host that the current device reads and writes at the same `address`, as long as this object lives.
-
-    They outlive the interpreter's exit: a late launch may still write. Raises HipError where the device sees them elsewhere.
-    """
-
-    def __init__(self, runtime: HipRuntime, num_bytes: int):
-        pointer, seen = ctypes.c_void_p(), ctypes.c_void_p()
-        runtime.call("hipHostMalloc", ctypes.byref(pointer), num_bytes, _HOST_MAPPED | _HOST_COHERENT, what=f"{num_bytes} bytes")
-        weakref.finalize(self, runtime.call, "hipHostFree", pointer).atexit = False
-        ctypes.memset(pointer, 0, num_bytes)
-        runtime.call("hipHostGetDevicePointer", ctypes.byref(seen), pointer, 0)
-        if seen.value != pointer.value:
-            raise HipError(f"the device sees host memory at {seen.value or 0:#x}, not at its own address {pointer.value or 0:#x}")
-        self.address: int = pointer.value
-
-
-class HipSharedMemory:
-    """Memory of the current device that other processes map by `handle`, or another process's, mapped here: `address`.
-
-    Of `allocate` it is given back by free(), which nobody may have mapped any more; of `map` it is unmapped by close().
-    """
-
-    def __init__(self, runtime: HipRuntime, address: int, handle: str):
-        self._runtime, self.address, self.handle = runtime, address, handle
-
-    @classmethod
-    def allocate(cls, runtime: HipRuntime, num_bytes: int) -> HipSharedMemory:
-        """Every byte is 0xff."""
-        pointer, handle = ctypes.c_void_p(), _IpcHandle()
-        runtime.call("hipExtMallocWithFlags", ctypes.byref(pointer), num_bytes, _UNCACHED, what=f"{num_bytes} bytes")
-        runtime.call("hipMemset", pointer, 0xFF, num_bytes)
-        runtime.call("hipIpcGetMemHandle", ctypes.byref(handle), pointer)
-        return cls(runtime, pointer.value, bytes(handle).hex())
-
-    @classmethod
-    def map(cls, runtime: HipRuntime, handle: str) -> HipSharedMemory:
-        """Raises HipError where the device cannot reach it, ValueError for what is no handle."""
-        pointer = ctypes.c_void_p()
-        runtime.call("hipIpcOpenMemHandle", ctypes.byref(pointer), _IpcHandle.from_buffer_copy(bytes.fromhex(handle)), _LAZY_PEER_ACCESS)
-        return cls(runtime, pointer.value, handle)
-
-    def write(self, offset: int, content: bytes) -> None:
-        """Returns when it has been copied."""
-        self._runtime.call("hipMemcpy", self.address + offset, content, len(content), _TO_DEVICE)
-
-    def read(self, offset: int, num_bytes: int) -> bytes:
-        content = ctypes.create_string_buffer(num_bytes)
-        self._runtime.call("hipMemcpy", content, self.address + offset, num_bytes, _TO_HOST)
-        return content.raw
-
-    def close(self) -> None:
-        """Unmaps it."""
-        self._runtime.call("hipIpcCloseMemHandle", self.address)
-
-    def free(self) -> None:
-        """Gives it back."""
-        self._runtime.call("hipFree", self.address)

@@ -16,39 +16,19 @@ from sgl_lowlatency.kernels.decode_step_tensors import LayerTensors, RoutingReco
 from sgl_lowlatency.kernels.fault import MonokernelFault, describe_mono_fault
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, HostWords
+from sgl_lowlatency.kernels.monokernel_limits import reasons
 from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, prepare, symmetric_layout
 
 if TYPE_CHECKING:
     from sgl_lowlatency.kernels.monokernel_objects import MonokernelObjects
 
-__all__ = ["EXCHANGES", "ISAS", "MAX_ROWS", "MonoInputs", "Monokernels", "emulate", "mono_layout", "mono_workspaces", "reasons"]
+__all__ = ["EXCHANGES", "ISAS", "MAX_ROWS", "MonoInputs", "Monokernels", "emulate", "mono_layout", "mono_workspaces"]
 
 EXCHANGES: int = _C.abi.kMonoExchanges  # sums over ranks in a layer
 
 MAX_ROWS: int = _C.abi.kMaxMonoRows
 ISAS: tuple[str, ...] = tuple(sorted(_C.abi.kIsas))  # gfx942, gfx950
 _ROW_INPUTS, _REQUEST_INPUTS = ("positions", "out_cache_loc"), ("seq_lens", "req_pool_indices")
-
-
-def reasons(geometry: Geometry) -> list[str]:
-    """Why k1 and k2 cannot run this geometry, a rank's share, one line a field, in the HF config's names; empty when they can."""
-    g, found = geometry, []
-    if g.head_dim not in (64, 128):
-        found.append(f"config.head_dim {g.head_dim} is not one of 64, 128")
-    if g.num_kv_heads < 1:
-        found.append(f"config.num_key_value_heads {g.num_kv_heads} of a rank is not positive")
-    elif g.num_q_heads % g.num_kv_heads:
-        found.append(f"config.num_attention_heads {g.num_q_heads} is not a multiple of num_key_value_heads {g.num_kv_heads}")
-    elif g.num_q_heads // g.num_kv_heads > _C.abi.kItemColumns:
-        found.append(f"config.num_attention_heads {g.num_q_heads} are more than {_C.abi.kItemColumns} a KV head of {g.num_kv_heads}")
-    fields = {"hidden_size": g.hidden} | ({"moe_intermediate_size": g.moe_intermediate} if g.is_moe else {"intermediate_size": g.intermediate})
-    found += [f"config.{name} {size} of a rank is not a multiple of {_C.abi.kMfmaK}" for name, size in fields.items() if size % _C.abi.kMfmaK]
-    if g.is_moe:
-        if g.num_experts % abi.TILE_ROWS or g.num_experts > _C.abi.kMaxMonoExperts:
-            found.append(f"config.num_experts {g.num_experts} is not a multiple of {abi.TILE_ROWS} up to {_C.abi.kMaxMonoExperts}")
-        if not 1 <= g.top_k <= min(g.num_experts, _C.abi.kMaxMonoTopK):
-            found.append(f"config.num_experts_per_tok {g.top_k} is outside 1..{min(g.num_experts, _C.abi.kMaxMonoTopK)}")
-    return found
 
 
 def mono_layout(num_ranks: int, max_rows: int, hidden: int):
@@ -162,11 +142,18 @@ class Monokernels:
         self._struct.kv_slot_stride, self._struct.num_kv_slots = g.num_kv_heads * g.head_dim, slots
         self._struct.num_request_rows, self._struct.req_to_token_stride = req_to_token.shape
 
+    def attach_rope(self, cos_sin: torch.Tensor) -> None:
+        """Takes another cos/sin table in place of the constructor's, float32 [max_position, head_dim] of any length: SGLang replaces its own after the
+        build. Launches that were captured before read the old one."""
+        require_tensor("cos_sin", cos_sin, (cos_sin.shape[0], self.geometry.head_dim), torch.float32, self.device)
+        self.geometry = dataclasses.replace(self.geometry, max_position=cos_sin.shape[0])
+        self._struct.max_position, self._cos_sin = cos_sin.shape[0], cos_sin
+
     def params(self, x: torch.Tensor, inputs: MonoInputs, routing: RoutingRecord | None = None, streams: torch.Tensor | None = None) -> list:
         """K1Params and K2Params of every layer of a step, in the order of their launches. x: bf16 [rows, hidden], the embedding, read by the first
         layer. The step leaves its outcome in self.x and self.residuals[0], [rows, hidden] of each, whose sum is the last layer's output.
-        routing: whose ids and logits are written too, empty ones of dense layers; None: nobody looks. streams: bf16 [layers, rows, hidden], the streams that enter the
-        layers are written there, but for the first one's, which is x.
+        routing: whose ids and logits are written too, empty ones of dense layers; None: nobody looks. streams: bf16 [layers, rows, hidden], the streams
+        that enter the layers are written there, but for the first one's, which is x.
 
         Raises ValueError for a tensor that does not fit.
         """
@@ -199,7 +186,7 @@ class Monokernels:
             streams[0] = x
         launches = self.params(x, inputs, routing, streams)
         if self._objects is not None:
-            self._objects.launch(launches, self.grid, stream)
+            self._objects.launch(launches, stream)
         else:
             self._emulate(launches)
         if streams is not None:

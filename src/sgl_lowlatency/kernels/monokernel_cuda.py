@@ -24,8 +24,8 @@ class MonokernelCuda:
         if (held := _C.monokernel_max_blocks()) < grid:
             raise RuntimeError(f"monokernel needs {grid} blocks resident at once; this GPU holds {held}")
 
-    def launch(self, launches: Sequence, grid: int, stream: int) -> None:
-        """Enqueues K1Params and K2Params, one launch each, in this order; their own grid counts. stream: a cudaStream_t.
+    def launch(self, launches: Sequence, stream: int) -> None:
+        """Enqueues K1Params and K2Params, one launch each, in this order. stream: a cudaStream_t.
 
         Raises ValueError naming what does not fit, RuntimeError naming the CUDA error.
         """

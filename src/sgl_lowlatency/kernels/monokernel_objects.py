@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels import code_objects
-from sgl_lowlatency.kernels.hip import HipHostMemory, HipRuntime
+from sgl_lowlatency.kernels.hip import HipRuntime
+from sgl_lowlatency.kernels.hip_memory import HipHostMemory
 
 THREADS: int = _C.abi.kMonoThreads
 _PARAM_BYTES = {"k1": _C.abi.kK1ParamsBytes, "k2": _C.abi.kK2ParamsBytes}
@@ -35,14 +36,14 @@ class MonokernelObjects:
             if held < grid:
                 raise RuntimeError(f"monokernel: {kernel} needs {grid} workgroups resident at once; this GPU, of {self._compute_units} CUs, holds {held}")
 
-    def launch(self, launches: Sequence, grid: int, stream: int) -> None:
+    def launch(self, launches: Sequence, stream: int) -> None:
         """Enqueues K1Params and K2Params, one launch each, in this order. stream: a hipStream_t.
 
         Raises ValueError, naming what does not fit, before the launch that it is about, HipError where the runtime refuses one.
         """
         for params in launches:
             kernel = "k1" if isinstance(params, _C.abi.K1Params) else "k2"
-            self._functions[kernel].launch(grid=grid, threads=THREADS, stream=stream, params=params.to_bytes())
+            self._functions[kernel].launch(grid=params.launch.grid, threads=THREADS, stream=stream, params=params.to_bytes())
 
     def host_memory(self, num_bytes: int) -> HipHostMemory:
         """`num_bytes` zeroed bytes of the host that the device sees."""

@@ -41,8 +41,9 @@ class AmdStep:
     """The embedding, the final norm, the LM head and the logits processor are the model's own; what lies between is the kernels'.
 
     model: a rank's, with its own `forward`. geometry: the rank's share, of the whole vocabulary. bounds: names of FIGURES. tokens_per_request: 1 in a
-    server of plain decode, in a speculative one the tokens of a request in a verify step; steps of another kind are the model's. exchange: as
-    Supervision has it. One instance a process, used from SGLang's forward thread.
+    server of plain decode, in a speculative one the tokens of a request in a verify step; steps of another kind are the model's. rope_table: gives the
+    model's cos/sin table, asked at the first step: SGLang makes it longer after the build (load_model, reserve_rope_cache_for_long_sequences).
+    exchange: as Supervision has it. One instance a process, used from SGLang's forward thread.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class AmdStep:
         kernels: Monokernels,
         weights: DecodeStepWeights,
         bounds: Mapping[str, float],
+        rope_table: Callable[[], torch.Tensor],
         tokens_per_request: int = 1,
         exchange: Callable[[Mapping[str, Any]], list[dict]] | None = None,
     ):
         self._model, self._geometry, self._kernels, self._original = model, geometry, kernels, model.forward
-        self._tokens_per_request = tokens_per_request
+        self._tokens_per_request, self._rope_table = tokens_per_request, rope_table
         self._kv: sglang_state.KvState | None = None
         inner = model.model
         tolerances = {FIGURES[name]: bound for name, bound in bounds.items()}
@@ -92,10 +94,12 @@ class AmdStep:
 
         return forward
 
+    @torch.no_grad()
     def forward(self, plan: Any, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         """The LogitsProcessorOutput of the step that SGLang routed by `plan`, a key.
 
-        Raises RuntimeError when the pools cannot be read or the self-check of this number of rows fails: the server must not serve.
+        Without gradients, as the forward that it replaces. Raises RuntimeError when the pools cannot be read or the self-check of this number of rows
+        fails: the server must not serve.
         """
         rows = int(plan.key.rows)
         reason = self._supervision.batch_reason(input_ids, forward_batch, *args, **kwargs)
@@ -108,6 +112,7 @@ class AmdStep:
         if self._kv is None:
             self._kv = sglang_state.read_kv_state(pool, self._geometry)
             self._kernels.attach_kv(self._kv.k, self._kv.v, self._kv.req_to_token)
+            self._kernels.attach_rope(self._rope_table())
         self._supervision.check(
             rows, self._original, functools.partial(self._run, is_poisoned=True), forward_batch, self._kv,
             backs_only_padding=sglang_state.backs_only_padding(pool),

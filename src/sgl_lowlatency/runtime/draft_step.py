@@ -1,4 +1,5 @@
-"""What SGLang installs on a draft model whose architecture has a spec: nothing of ours, its forwards counted.
+"""What SGLang installs on a draft model whose architecture has a spec: nothing of ours. On NVIDIA its forwards are counted; on AMD, where SGLang
+hands over only the steps that it routes here, they are not.
 
 SGLang applies the target's spec to the draft of STANDALONE decoding when both are of one architecture. A draft's decode steps
 have lengths of their own (seq_lens + step + 1) and its extend steps several ragged tokens a request: decode_step runs neither.

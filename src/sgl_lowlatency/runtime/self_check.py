@@ -10,7 +10,7 @@ activations to FP8, is compared to that too: how far it is off stands in the rep
 matrix of a layer and add little rounding, it must agree, or we misread the weights.
 
 Of MoE models, SGLang's layers start each from our own stream and take the experts that ours chose; stream and choice are judged by
-themselves (runtime/self_check_moe.py). The figures are then those of one layer's rounding, and the bounds much tighter. Dense models can be
+themselves (runtime/self_check_streams.py, self_check_moe.py). The figures are then those of one layer's rounding, and the bounds much tighter. Dense models can be
 checked in the same way, without the choice.
 """
 
@@ -31,9 +31,10 @@ from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.exact_linears import exact_linears
 from sgl_lowlatency.runtime.self_check_aux import AUX_FIGURES, aux_errors, split_layers, with_neighbours
 from sgl_lowlatency.runtime.self_check_moe import (
-    MOE_FIGURES, distinct_experts, other_choices, routed_as, routing_errors, stream_errors, streamed_as,
+    MOE_FIGURES, distinct_experts, other_choices, routed_as, routing_errors,
 )
 from sgl_lowlatency.runtime.self_check_inputs import CheckInputs, like_keys, make_inputs, value_scale
+from sgl_lowlatency.runtime.self_check_streams import STREAM_FIGURES, stream_errors, streamed_as
 from sgl_lowlatency.runtime.sglang_state import KvState
 
 SEED = 20_241
@@ -86,18 +87,19 @@ class SelfCheck:
 
     weights: the model's, as the kernel reads them. tolerances: name in FIGURES -> the largest relative L2 error,
     ||ours - SGLang's|| / ||SGLang's||, of any row; SGLANG_FP8_FIGURE is for FP8 weights only, AUX_FIGURES are for models that capture,
-    MOE_FIGURES for MoE layers. by_layer: SGLang's layers start from our streams, as those of MoE models always do, and STREAM_L2 and ADDED_L2 are
-    figures. Raises ValueError for another name.
+    MOE_FIGURES for MoE layers. by_layer: SGLang's layers start from our streams, as those of MoE models always do, and STREAM_FIGURES are figures.
+    Raises ValueError for a name that this model's check has no figure of.
     """
 
     def __init__(
         self, model: torch.nn.Module, geometry: Geometry, weights: DecodeStepWeights, tolerances: Mapping[str, float], by_layer: bool = False
     ):
-        known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES, *MOE_FIGURES)
+        by_layer = by_layer or geometry.is_moe
+        known = (*FIGURES, SGLANG_FP8_FIGURE, *AUX_FIGURES, *(STREAM_FIGURES if by_layer else ()), *(MOE_FIGURES if geometry.is_moe else ()))
         if unknown := sorted(set(tolerances) - set(known)):
             raise ValueError(f"the self-check has no figure {unknown[0]!r}, only {', '.join(known)}")
         self._model, self._geometry, self._weights = model, geometry, weights
-        self._is_fp8, self._by_layer = weights.format != "bf16", by_layer or geometry.is_moe
+        self._is_fp8, self._by_layer = weights.format != "bf16", by_layer
         self._tolerances = {name: bound for name, bound in tolerances.items() if self._is_fp8 or name != SGLANG_FP8_FIGURE}
 
     @torch.no_grad()

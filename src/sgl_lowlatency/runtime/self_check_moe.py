@@ -1,14 +1,6 @@
-"""What the self-check asks of MoE layers: SGLang's layers on the kernel's choice of experts, each from the kernel's own stream.
+"""What the self-check asks of MoE layers: SGLang's layers on the kernel's choice of experts, each from the kernel's own stream (self_check_streams.py).
 
-**Streams.** Rounding piles up over layers: two right bf16 forwards of 48 random MoE layers, on the same experts, ended 0.19 apart, as far as a
-wrong one may. So each of SGLang's layers starts from the stream that entered the kernel's, and what its layer before left is compared with that
-stream, over all layers and rows, the embedding of layer 0 included: relative to the stream; and, since deep in a model a layer changes the
-stream by little, what is beyond a rounding step of each channel also relative to what the layer added. K and V rows and router logits of a layer
-are then one layer's rounding apart, and so are the logits, which judge what leaves the last layer. Nothing compares the two forwards from end to
-end: each stream of ours is where the next layer of SGLang's starts, and the last ends at the logits. A row whose stream is not finite does not reach
-SGLang's layer, which keeps its own; its figures are NaN.
-
-**Routing.** Two forwards whose router logits differ by rounding choose differently where two logits nearly tie. Other experts then speak, and
+Two forwards whose router logits differ by rounding choose differently where two logits nearly tie. Other experts then speak, and
 what follows is no matter of precision. So SGLang's forward is given the kernel's choices, of the same batch, and everything else is compared as
 in a dense model. The choices are judged by themselves, over every layer and row:
 
@@ -23,7 +15,7 @@ Weights are SGLang's own; of a row with other experts, its formula on its logits
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,12 +23,10 @@ import torch
 
 from sgl_lowlatency.kernels.decode_step_tensors import RoutingRecord
 from sgl_lowlatency.reference.routing import NAN_RANK
-from sgl_lowlatency.runtime import sglang_state
+from sgl_lowlatency.runtime.self_check_streams import forwards_replaced
 
 WRONG_CHOICES, ROUTER_L2, GAP = "routing.wrong_choices", "router_logits.relative_l2", "routing.gap"
-STREAM_L2, ADDED_L2 = "stream.relative_l2", "added.relative_l2"
-MOE_FIGURES = (STREAM_L2, ADDED_L2, WRONG_CHOICES, ROUTER_L2, GAP)
-ROUNDING_STEP = 2**-7  # two bf16 neighbours are at most this far apart, relative to either
+MOE_FIGURES = (WRONG_CHOICES, ROUTER_L2, GAP)
 
 
 @dataclasses.dataclass
@@ -50,48 +40,13 @@ class SglangRouters:
 
 @contextmanager
 def routed_as(model: Any, record: RoutingRecord) -> Iterator[SglangRouters]:
-    """SGLang's forward takes the experts of `record` within the body, which runs it once, or clears what was noted. Raises RuntimeError for another number of rows."""
+    """SGLang's forward takes the experts of `record` within the body, which runs it once, or clears what was noted. Raises RuntimeError for another
+    number of rows."""
     routers, topks = SglangRouters(), [layer.mlp.topk for layer in model.model.layers]
-    with _forwards({
+    with forwards_replaced({
         topk: _router(topk.forward, topk.topk_config.renormalize, record.ids[index], routers) for index, topk in enumerate(topks)
     }):
         yield routers
-
-
-@contextmanager
-def streamed_as(model: Any, record: RoutingRecord) -> Iterator[list[torch.Tensor]]:
-    """SGLang's layers start from the streams of `record` within the body, which runs its forward once, or clears the list. It then has the stream that would have
-    entered each layer, bf16 [rows, hidden]: what SGLang's layer before left. Raises RuntimeError for another number of rows."""
-    came: list[torch.Tensor] = []
-    with _forwards({layer: _layer(layer.forward, record.streams[:, index], came) for index, layer in enumerate(model.model.layers)}):
-        yield came
-
-
-@contextmanager
-def _forwards(of_modules: dict[torch.nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Other forwards for these modules within the body; whatever happens there, they have their own afterwards."""
-    kept = [(module, vars(module).get("forward")) for module in of_modules]
-    try:
-        for module, forward in of_modules.items():
-            module.forward = forward
-        yield
-    finally:
-        for module, forward in kept:
-            vars(module).pop("forward", None)
-            if forward is not None:
-                module.forward = forward
-
-
-def _layer(run: Callable[..., Any], ours: torch.Tensor, came: list[torch.Tensor]) -> Callable[..., Any]:
-    def forward(positions: torch.Tensor, hidden_states: torch.Tensor, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        theirs = sglang_state.stream_entering(hidden_states, forward_batch)
-        if theirs.shape != ours.shape:
-            raise RuntimeError(f"a stream {list(theirs.shape)} enters SGLang's layer where the kernel has {list(ours.shape)}")
-        came.append(theirs)
-        entering = torch.where(ours.isfinite().all(dim=-1, keepdim=True), ours, theirs)  # a copy: the layer adds to it in place
-        return run(positions, sglang_state.enter_with(entering, forward_batch), forward_batch, *args, **kwargs)
-
-    return forward
 
 
 def _router(choose: Callable[..., Any], renormalizes: bool, kept_ids: torch.Tensor, routers: SglangRouters) -> Callable[..., Any]:
@@ -114,19 +69,8 @@ def _router(choose: Callable[..., Any], renormalizes: bool, kept_ids: torch.Tens
     return forward
 
 
-def stream_errors(record: RoutingRecord, came: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """STREAM_L2 and ADDED_L2, [layers, rows]. came: of every layer, as streamed_as has it. Raises RuntimeError when it is not of every layer."""
-    if len(came) != record.streams.shape[1]:
-        raise RuntimeError(f"SGLang's forward called {len(came)} of {record.streams.shape[1]} layers: the self-check cannot give them our streams")
-    ours, theirs = record.streams.transpose(0, 1).float(), torch.stack(list(came)).float()
-    apart = (ours - theirs).abs()
-    added = torch.cat((theirs[:1], theirs[1:] - ours[:-1]))
-    beyond = (apart - ROUNDING_STEP * theirs.abs()).clamp(min=0.0)
-    return {STREAM_L2: apart.norm(dim=-1) / theirs.norm(dim=-1), ADDED_L2: beyond.norm(dim=-1) / added.norm(dim=-1)}
-
-
 def routing_errors(record: RoutingRecord, routers: SglangRouters) -> dict[str, torch.Tensor]:
-    """The other MOE_FIGURES, each [layers, rows]."""
+    """MOE_FIGURES, each [layers, rows]."""
     ours, theirs, ids = record.logits.float(), torch.stack(routers.logits), record.ids.long()
     ranked = torch.where(ours.isnan(), NAN_RANK, ours).sort(dim=-1, descending=True, stable=True).indices[..., : ids.shape[-1]]
     last = theirs.gather(-1, torch.stack(routers.ids)).amin(dim=-1)

@@ -4,8 +4,8 @@ Used of SGLang 0.5.23: the KV pool, `ForwardView.kv_pool.pool` on NVIDIA (`get_k
 backend of `forward_context.get_attn_backend()` (`token_to_kv_pool`, `init_forward_metadata`, `kv_index_translator.bind_runner_slots`,
 `req_to_token_pool.req_to_token`); the ForwardBatch fields that `check_batch` names and the verify input's that `_chain` does;
 the model's `capture_aux_hidden_states` and `model.layers_to_capture`; `layer_boundary.residual.batch` (`snapshot`, `set_written`);
-`capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics`, `get_flags().moe.in_speculative_scope`, `get_spec()` (`speculative_algorithm`,
-`speculative_num_draft_tokens`) and `get_parallel().tp_group` (`rank_in_group`, `world_size`, `cpu_group`).
+`capture_mode.is_capture_mode`; `runtime_context.get_observability().enable_metrics`, `get_flags().moe.in_speculative_scope`, `get_spec()`
+(`speculative_algorithm`, `speculative_num_draft_tokens`) and `get_parallel().tp_group` (`rank_in_group`, `world_size`, `cpu_group`).
 """
 
 from __future__ import annotations

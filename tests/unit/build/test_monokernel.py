@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 pytest.importorskip("sglang")
 
 from hip_stub import build, needs_compiler  # noqa: E402
+from monokernel_cases import tiny  # noqa: E402
 
 from sgl_lowlatency.build import monokernel, symmetric_workspace  # noqa: E402
 from sgl_lowlatency.kernels import code_objects  # noqa: E402
@@ -24,20 +26,32 @@ def runtime(tmp_path, monkeypatch):
     return HipRuntime(build(tmp_path))
 
 
-@needs_compiler
-@pytest.mark.parametrize(("units", "grid"), [(86, 256), (64, 256)])
-def test_workgroups_that_are_not_resident_at_once_are_refused(runtime, monkeypatch, units, grid):
-    """Before any launch. The stub's runtime holds three workgroups a CU."""
+@pytest.fixture
+def gpu(runtime, monkeypatch):
+    """gpu(units): a GPU of so many CUs. The stub's runtime holds three workgroups a CU."""
     monkeypatch.setattr(monokernel, "HipRuntime", lambda: runtime)
     monkeypatch.setattr(code_objects, "read", lambda kernel, isa: b"\x7fELF")
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=units))
-    if 3 * units >= grid:
-        objects, workgroups = monokernel._objects("gfx950", grid, torch.device("cuda"))
-        assert workgroups == grid and objects.runtime is runtime
-        return
+
+    def of(units):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=units))
+
+    return of
+
+
+@needs_compiler
+def test_workgroups_that_are_resident_at_once_are_launched(runtime, gpu):
+    gpu(86)
+    objects, workgroups = monokernel._objects("gfx950", 256, torch.device("cuda"))
+    assert workgroups == 256 and objects.runtime is runtime
+
+
+@needs_compiler
+def test_workgroups_that_are_not_resident_at_once_are_refused(gpu):
+    """Before any launch."""
+    gpu(64)
     with pytest.raises(RuntimeError, match="k1 needs 256 workgroups resident at once; this GPU, of 64 CUs, holds 192"):
-        monokernel._objects("gfx950", grid, torch.device("cuda"))
+        monokernel._objects("gfx950", 256, torch.device("cuda"))
 
 
 def test_a_model_elsewhere_is_refused():
@@ -55,3 +69,11 @@ def test_a_rocm_workspace_is_unwritten_and_mapped_by_its_handle(runtime):
         own.write(layout.rendezvous, b"who I am")
         assert memory_of.map(own.handle, layout, undo).read(layout.rendezvous, 8) == b"who I am"
     own.free()
+
+
+def test_ranks_of_other_releases_do_not_agree(monkeypatch):
+    context = SimpleNamespace(isa="gfx950", widths=(1, 2))
+    ours = monokernel._terms("Qwen3ForCausalLM", tiny(2, 64, 2, 1, 64, 64), context, 1, 256)
+    monkeypatch.setattr("sgl_lowlatency.__version__", "0.0.0")
+    theirs = monokernel._terms("Qwen3ForCausalLM", tiny(2, 64, 2, 1, 64, 64), context, 1, 256)
+    assert ours.digest() != theirs.digest() and dataclasses.replace(theirs, plan_hash=ours.plan_hash) == ours

@@ -8,7 +8,7 @@ from monokernel_cases import Group, tiny, tiny_moe
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels import abi
-from sgl_lowlatency.kernels.monokernel import MonoInputs, Monokernels, mono_workspaces, reasons
+from sgl_lowlatency.kernels.monokernel import MonoInputs, Monokernels, mono_workspaces
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 
 G = tiny(1, 64, 2, 1, 64, 64)
@@ -23,30 +23,6 @@ def weights():
 def make(weights, geometry=G, layers=None, **options):
     options = {"isa": "gfx950", "grid": 2, "widths": [(1, 1)], "deadline_s": 1.0} | options
     return Monokernels(geometry, weights.layers if layers is None else layers, weights.cos_sin, **options)
-
-
-@pytest.mark.parametrize("g", [G, MOE])
-def test_geometries_that_fit_have_no_reasons(g):
-    assert reasons(g) == []
-
-
-@pytest.mark.parametrize(
-    ("g", "changes", "expected"),
-    [
-        (G, {"head_dim": 96}, "config.head_dim 96 is not one of 64, 128"),
-        (G, {"num_kv_heads": 0}, "config.num_key_value_heads 0 of a rank is not positive"),
-        (G, {"num_q_heads": 3, "num_kv_heads": 2}, "config.num_attention_heads 3 is not a multiple of num_key_value_heads 2"),
-        (G, {"num_q_heads": 17}, "config.num_attention_heads 17 are more than 16 a KV head of 1"),
-        (G, {"hidden": 80}, "config.hidden_size 80 of a rank is not a multiple of 32"),
-        (G, {"intermediate": 48}, "config.intermediate_size 48 of a rank is not a multiple of 32"),
-        (MOE, {"moe_intermediate": 48}, "config.moe_intermediate_size 48 of a rank is not a multiple of 32"),
-        (MOE, {"num_experts": 24}, "config.num_experts 24 is not a multiple of 16 up to 256"),
-        (MOE, {"num_experts": 272}, "config.num_experts 272 is not a multiple of 16 up to 256"),
-        (MOE, {"top_k": 17}, "config.num_experts_per_tok 17 is outside 1..16"),
-    ],
-)
-def test_a_geometry_that_does_not_fit_is_named(g, changes, expected):
-    assert reasons(dataclasses.replace(g, **changes)) == [expected]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_parameters_that_do_not_fit_are_not_launched(objects, log):
     launches = kernels.params(x, inputs)
     launches[1].counted_tokens = 2
     with pytest.raises(ValueError, match="counted_tokens is neither 0 nor rows_per_request"):
-        objects.launch(launches, 256, 0)
+        objects.launch(launches, 0)
     assert sum(line.startswith("launch") for line in log()) == 1
 
 

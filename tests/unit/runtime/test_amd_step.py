@@ -18,6 +18,7 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.fault import MonokernelFault
 from sgl_lowlatency.kernels.monokernel import Monokernels
 from sgl_lowlatency.reference.dense_decode import rms_norm
+from sgl_lowlatency.reference.inputs import cos_sin_table
 from sgl_lowlatency.runtime.amd_step import AmdStep
 from sgl_lowlatency.runtime.coverage import PREFILL
 from sgl_lowlatency.runtime.draft_step import AmdDraftStep
@@ -37,8 +38,9 @@ def norm(serving):
     return forward
 
 
-def build(serving, *widths, planted=0, exchange=None, deadline_s=30.0):
-    """AmdStep over the tiny model, as build/monokernel.py puts it together. serving.standard is the model's own forward."""
+def build(serving, *widths, planted=0, exchange=None, deadline_s=30.0, longer_rope=None):
+    """AmdStep over the tiny model, as build/monokernel.py puts it together. serving.standard is the model's own forward. longer_rope: what the model's
+    table is after the build."""
     model, inner = serving.model, serving.model.model
     model.forward = lambda input_ids, positions, forward_batch, *args, **kwargs: serving.standard(input_ids, positions, forward_batch)
     inner.embed_tokens.forward = lambda ids: serving.weights.embedding[ids]
@@ -50,7 +52,7 @@ def build(serving, *widths, planted=0, exchange=None, deadline_s=30.0):
     bounds = qwen3_moe.BOUNDS if serving.geometry.is_moe else qwen3.BOUNDS
     return AmdStep(
         model=model, geometry=serving.geometry, kernels=kernels, weights=serving.weights, bounds=bounds, tokens_per_request=serving.drafts,
-        exchange=exchange,
+        rope_table=lambda: serving.weights.cos_sin if longer_rope is None else longer_rope, exchange=exchange,
     )  # fmt: skip
 
 
@@ -192,3 +194,29 @@ def test_the_summary_says_what_was_built(make_serving, environment):  # noqa: F8
 def test_a_draft_model_keeps_its_own_forward():
     model = SimpleNamespace(forward=lambda *args, **kwargs: (args, kwargs))
     assert AmdDraftStep(model).forward(None, 1, key=2) == ((1,), {"key": 2})
+
+
+def test_the_rope_table_is_read_at_the_first_step(make_serving, environment):  # noqa: F811
+    """SGLang makes its table longer behind the build: positions that it has only then are served."""
+    environment(self_check=False)
+    serving = make_serving(has_head=False)
+    built = build(serving, 1, longer_rope=cos_sin_table(4096, serving.geometry.head_dim))
+    batch = live_batch(serving, [9])
+    batch.positions = torch.tensor([4095])
+    ours, built_for = run(built, serving, batch), serving.geometry.max_position
+    assert built_for == 1200 and bool(ours.next_token_logits.isfinite().all())
+    serving.weights = dataclasses.replace(serving.weights, cos_sin=cos_sin_table(4096, serving.geometry.head_dim))
+    theirs = serving.standard(batch.input_ids, batch.positions, batch)
+    assert float((ours.next_token_logits - theirs.next_token_logits).norm() / theirs.next_token_logits.norm()) < 0.03
+
+
+def test_a_step_takes_no_gradients(make_serving, environment):  # noqa: F811
+    """As the models' own forwards: SGLang captures decode graphs with gradients on, and parameters require them."""
+    environment(self_check=False)
+    serving = make_serving(has_head=False)
+    built, plain = build(serving, 1), norm(serving)
+    weight = torch.nn.Parameter(torch.ones(serving.geometry.hidden, dtype=torch.bfloat16))
+    serving.model.model.norm.forward = lambda x, residual: tuple(each * weight for each in plain(x, residual))
+    with torch.enable_grad():
+        output = run(built, serving, live_batch(serving, [9]))
+    assert not output.hidden_states.requires_grad and not output.next_token_logits.requires_grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from types import SimpleNamespace
 
@@ -11,9 +12,10 @@ from sglang.kernels.plugin_kernels.nvidia.spec import Step
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sgl_lowlatency import config
-from sgl_lowlatency.runtime import nvidia_step, sglang_state
+from sgl_lowlatency.runtime import nvidia_step, sglang_state, supervision
 from sgl_lowlatency.runtime.coverage import DRAFT_MODEL, PREFILL, Coverage
 from sgl_lowlatency.runtime.draft_step import DraftStep
+from sgl_lowlatency.runtime.fault_watch import FaultWatch
 from sgl_lowlatency.runtime.lm_head import ComputedLogits
 from tiny_serving import TOLERANCES
 
@@ -29,6 +31,8 @@ def environment(monkeypatch):
         monkeypatch.setattr(sglang_state, "metrics_enabled", lambda: False)
         # its line at exit would go to a stream that pytest has closed
         monkeypatch.setattr(Coverage, "start_reporting", lambda self, interval_s, with_metrics: None)
+        # 20 s behind a planted fault it would end the process of the tests
+        monkeypatch.setattr(supervision, "FaultWatch", functools.partial(FaultWatch, on_overdue=lambda: None))
 
     set_fields()
     return set_fields

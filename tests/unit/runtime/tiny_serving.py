@@ -138,10 +138,11 @@ class TinyServing:
     def __init__(
         self, page_size: int = 1, num_slots: int = 4096, request_rows: int = 40, context: int = 1100, drafts: int = 1,
         weight_format: str = "bf16", num_layers: int = GEOMETRY.num_layers, has_head: bool = True, geometry: Geometry = GEOMETRY,
+        seed: int = 0,
     ):
         g, self.drafts = dataclasses.replace(geometry, num_layers=num_layers), drafts
-        self.geometry, self.weights = g, random_weights(g, seed=0, weight_format=weight_format)
-        generator = torch.Generator().manual_seed(1)
+        self.geometry, self.weights = g, random_weights(g, seed=seed, weight_format=weight_format)
+        generator = torch.Generator().manual_seed(1 + seed)
         lm_head = (torch.randn(g.vocab, g.hidden, generator=generator) * 3 * g.hidden**-0.5).bfloat16()
         self.model = TinyModel(self.weights, lm_head, g)
         if has_head:
