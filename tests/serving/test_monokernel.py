@@ -1,6 +1,6 @@
 """Real servers with AMD's flag on an emulated gfx950: tokens judged by float64, every decode step through k1 and k2, and a server that hangs.
 
-By default one server of Qwen3, under the flag's old name; `--amd-servers` runs the others; `--parallel-servers` two ranks. How long: tests/conftest.py.
+By default one server of Qwen3, under the flag's old name; `--amd-servers` runs the others; `--parallel-servers` two ranks. How long: conftest.py.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class Monokernels:
         self._struct.num_request_rows, self._struct.req_to_token_stride = req_to_token.shape
 
     def attach_rope(self, cos_sin: torch.Tensor) -> None:
-        """Takes another cos/sin table in place of the constructor's, float32 [max_position, head_dim] of any length: SGLang replaces its own after the
-        build. Launches that were captured before read the old one."""
+        """Takes another cos/sin table in place of the constructor's, float32 [max_position, head_dim] of any length: SGLang replaces its own after
+        the build. Launches that were captured before read the old one."""
         require_tensor("cos_sin", cos_sin, (cos_sin.shape[0], self.geometry.head_dim), torch.float32, self.device)
         self.geometry = dataclasses.replace(self.geometry, max_position=cos_sin.shape[0])
         self._struct.max_position, self._cos_sin = cos_sin.shape[0], cos_sin
@@ -152,8 +152,8 @@ class Monokernels:
     def params(self, x: torch.Tensor, inputs: MonoInputs, routing: RoutingRecord | None = None, streams: torch.Tensor | None = None) -> list:
         """K1Params and K2Params of every layer of a step, in the order of their launches. x: bf16 [rows, hidden], the embedding, read by the first
         layer. The step leaves its outcome in self.x and self.residuals[0], [rows, hidden] of each, whose sum is the last layer's output.
-        routing: whose ids and logits are written too, empty ones of dense layers; None: nobody looks. streams: bf16 [layers, rows, hidden], the streams
-        that enter the layers are written there, but for the first one's, which is x.
+        routing: whose ids and logits are written too, empty ones of dense layers; None: nobody looks. streams: bf16 [layers, rows, hidden], the
+        streams that enter the layers are written there, but for the first one's, which is x.
 
         Raises ValueError for a tensor that does not fit.
         """

@@ -41,8 +41,8 @@ class AmdStep:
     """The embedding, the final norm, the LM head and the logits processor are the model's own; what lies between is the kernels'.
 
     model: a rank's, with its own `forward`. geometry: the rank's share, of the whole vocabulary. bounds: names of FIGURES. tokens_per_request: 1 in a
-    server of plain decode, in a speculative one the tokens of a request in a verify step; steps of another kind are the model's. rope_table: gives the
-    model's cos/sin table, asked at the first step: SGLang makes it longer after the build (load_model, reserve_rope_cache_for_long_sequences).
+    server of plain decode, in a speculative one the tokens of a request in a verify step; steps of another kind are the model's. rope_table: gives
+    the model's cos/sin table, asked at the first step: SGLang makes it longer after the build (load_model, reserve_rope_cache_for_long_sequences).
     exchange: as Supervision has it. One instance a process, used from SGLang's forward thread.
     """
 

@@ -10,8 +10,8 @@ activations to FP8, is compared to that too: how far it is off stands in the rep
 matrix of a layer and add little rounding, it must agree, or we misread the weights.
 
 Of MoE models, SGLang's layers start each from our own stream and take the experts that ours chose; stream and choice are judged by
-themselves (runtime/self_check_streams.py, self_check_moe.py). The figures are then those of one layer's rounding, and the bounds much tighter. Dense models can be
-checked in the same way, without the choice.
+themselves (runtime/self_check_streams.py, self_check_moe.py). The figures are then those of one layer's rounding, and the bounds much tighter. Dense
+models can be checked in the same way, without the choice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the self-check asks of MoE layers: SGLang's layers on the kernel's choice of experts, each from the kernel's own stream (self_check_streams.py).
+"""What the self-check asks of MoE layers: SGLang's layers on the kernel's choice of experts, each from the kernel's stream (self_check_streams.py).
 
 Two forwards whose router logits differ by rounding choose differently where two logits nearly tie. Other experts then speak, and
 what follows is no matter of precision. So SGLang's forward is given the kernel's choices, of the same batch, and everything else is compared as

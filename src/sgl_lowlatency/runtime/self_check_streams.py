@@ -27,8 +27,8 @@ ROUNDING_STEP = 2**-7  # two bf16 neighbours are at most this far apart, relativ
 
 @contextmanager
 def streamed_as(model: Any, record: RoutingRecord) -> Iterator[list[torch.Tensor]]:
-    """SGLang's layers start from the streams of `record` within the body, which runs its forward once, or clears the list. It then has the stream that
-    would have entered each layer, bf16 [rows, hidden]: what SGLang's layer before left. Raises RuntimeError for another number of rows."""
+    """SGLang's layers start from the streams of `record` within the body, which runs its forward once, or clears the list. It then has the stream
+    that would have entered each layer, bf16 [rows, hidden]: what SGLang's layer before left. Raises RuntimeError for another number of rows."""
     came: list[torch.Tensor] = []
     with forwards_replaced({layer: _layer(layer.forward, record.streams[:, index], came) for index, layer in enumerate(model.model.layers)}):
         yield came

@@ -27,8 +27,9 @@ class Supervision:
     kernel: its name in messages, as that of coverage and self-check. launcher: has its `executed`, `fault` and `acknowledge_fault`. describe: puts a
     fault record in words. widths: rows it serves, ascending. tokens_per_request: 1 in a server of plain decode; in a speculative one the tokens that a
     verify step has a request. replaced: named modules that a step of the kernel does not call. self_check: None, without one. exchange: of several
-    ranks that share the model: sends JSON values to all and returns theirs, in rank order; None: there is one. Every rank decides alike: the batch is the scheduler's, which is
-    the same on all, and what a rank finds in its own model they tell each other before the first step of each number of rows.
+    ranks that share the model: sends JSON values to all and returns theirs, in rank order; None: there is one. Every rank decides alike: the batch is
+    the scheduler's, which is the same on all, and what a rank finds in its own model they tell each other before the first step of each number of
+    rows.
     """
 
     def __init__(

@@ -39,8 +39,8 @@ def norm(serving):
 
 
 def build(serving, *widths, planted=0, exchange=None, deadline_s=30.0, longer_rope=None):
-    """AmdStep over the tiny model, as build/monokernel.py puts it together. serving.standard is the model's own forward. longer_rope: what the model's
-    table is after the build."""
+    """AmdStep over the tiny model, as build/monokernel.py puts it together. serving.standard is the model's own forward. longer_rope: what the
+    model's table is after the build."""
     model, inner = serving.model, serving.model.model
     model.forward = lambda input_ids, positions, forward_batch, *args, **kwargs: serving.standard(input_ids, positions, forward_batch)
     inner.embed_tokens.forward = lambda ids: serving.weights.embedding[ids]

@@ -1,4 +1,4 @@
-"""Figures of layers that are compared one by one, by hand; what a check without them refuses. Of whole models: test_self_check_moe.py, test_amd_step.py."""
+"""Figures of layers that are compared one by one, by hand; what a check without them refuses. Of models: test_self_check_moe.py, test_amd_step.py."""
 
 from __future__ import annotations
 
