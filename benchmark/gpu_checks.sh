@@ -39,6 +39,10 @@ cd "$(dirname "$0")/.." && mkdir -p "$out" "$work"
 begin=$(date +%s) tables=$work/tables.txt status=0
 : > "$tables"
 
+case " $* " in *" replay-aiperf "* | *" replay-scenario "*)
+  [ -n "${WHEELS:-}" ] || { echo "replay-aiperf and replay-scenario need WHEELS, a folder of aiperf's wheels" >&2; exit 2; } ;;
+esac
+
 left() { echo $((${DEADLINE:-580} - ($(date +%s) - begin) - 10)); }
 
 if [ -f "${CACHES:-}" ]; then tar -C "$HOME" -xzf "$CACHES" || exit 2; fi

@@ -6,6 +6,7 @@ The parent calls `run`; a child finds `--rank`, `--num-ranks` and `--store` amon
 from __future__ import annotations
 
 import argparse
+import atexit
 import dataclasses
 import datetime
 import os
@@ -88,7 +89,7 @@ def run(module: str, words: list[str], num_ranks: int, limit_s: float) -> int:
                 deadline.say(f"ranks still run after {limit_s:.0f} s: stopping them")
                 return 124
             time.sleep(0.05)
-        return next((process.poll() for process in processes if process.poll() != 0), 0) or 0
+        return next((code for process in processes if (code := process.poll())), 0)
     finally:
         deadline.kill_all()
 
@@ -104,4 +105,5 @@ def join(args: argparse.Namespace) -> Place:
     dist.init_process_group(
         "gloo", init_method=f"file://{args.store}", rank=rank, world_size=args.ranks, timeout=datetime.timedelta(seconds=120)
     )
+    atexit.register(dist.destroy_process_group)  # left to the interpreter's end, gloo's threads may abort the process
     return Place(rank, args.ranks, device, dist.group.WORLD)

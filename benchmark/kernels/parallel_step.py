@@ -5,7 +5,7 @@
 A process a rank, a GPU each. Arms, all on the same weights and the same cached K and V, each with workspaces of its own:
     whole       the whole model's step on each GPU by itself
     served      the tensor-parallel step that servers run
-    FORM        the same with one thing changed: wide stores, narrow fence, both, tagged words
+    FORM        the same with one thing changed: wide stores, narrow fence, both, tagged words, three stages ahead
     timed FORM  with the clock read at points of a layer: its time says what the clock costs, its phases where a layer's time goes
 No server, no scheduler, no sampling: what a served step takes beside `served` is not the kernel's. A step ends with its LM head, as served ones do.
 Graphs of one launch are replayed back to back between two events, behind one replay that brings the ranks together; arms in turn; of every repeat the
@@ -176,15 +176,21 @@ class Rank:
             arm.replay()
         return 1e3 * (time.perf_counter() - began) / count
 
-    def phases(self, arm: Arm) -> list[dict]:
-        """Of a timed arm, over LAUNCHES launches and all ranks."""
+    def phases(self, arm: Arm) -> tuple[list[dict], list[str]]:
+        """(of a timed arm, over LAUNCHES launches and all ranks; why a rank has none: a block without tiles of an operation passes no point of it)."""
         taken = []
         self.place.barrier()
         for _ in range(LAUNCHES):
             arm.timeline.zero_()
             arm.replay()
             taken.append(arm.timeline.cpu())
-        return [row for of_rank in self.place.gather(timeline.rows(torch.cat(taken), self.place.rank)) for row in of_rank]
+        own, wrong = [], None
+        try:
+            own = timeline.rows(torch.cat(taken), self.place.rank)
+        except ValueError as error:
+            wrong = f"rank {self.place.rank}: {error}"
+        found = self.place.gather((own, wrong))
+        return [row for rows, _ in found for row in rows], [text for _, text in found if text is not None]
 
 
 def row_of(name: str, shape: Shape, num_ranks: int, rows: int, context: int, arm: str, by_rank: list[list[float]], read_gb_s: float | None,
@@ -215,7 +221,7 @@ def table(content: dict) -> str:
             f" {share:>8}  {'; '.join(row['problems']) or '-'}"
         )
     for row in (row for row in content["rows"] if row["metric"] == "timeline"):
-        lines += [f"\n{row['model']}, {row['rows']} rows of {row['context']}, timed {row['form']}", timeline.table(row["phases"])]
+        lines += [f"\n{row['model']}, {row['rows']} rows of {row['context']}, timed {row['form']}", timeline.table(row["phases"]) if row["phases"] else "; ".join(row["problems"])]
     return "\n".join(lines)
 
 
@@ -235,14 +241,15 @@ def measure(place: Place, name: str, shape: Shape, args: argparse.Namespace, res
                 fine = fine and not wrong
                 of_arms = rank.times(args.groups, args.group_ms)
                 phases = {arm.name.removeprefix("timed "): rank.phases(arm) for arm in rank.arms if arm.timeline is not None}
+                fine = fine and not any(missed for _, missed in phases.values())
                 if results is None:
                     continue
                 case = name, shape, place.num_ranks, rows, context
                 for arm, by_rank in zip(rank.arms, of_arms, strict=True):
                     row = results.add(**row_of(*case, arm.name, by_rank, read_gb_s, wrong), plan=rank.plans[rows].hash[:12])
                     deadline.say(f"{name}, {rows} rows of {context}, {arm.name}: {stats.median(row['on_ms']):.4f} ms")
-                for form, found in phases.items():
-                    results.add(model=name, tp=place.num_ranks, metric="timeline", rows=rows, context=context, form=form, phases=found)
+                for form, (found, missed) in phases.items():
+                    results.add(model=name, tp=place.num_ranks, metric="timeline", rows=rows, context=context, form=form, phases=found, problems=missed)
                 deadline.say("; ".join(wrong) or "output checked")
     except RuntimeError:  # a kernel that ended itself took the CUDA context with it; its record says why
         for arm in rank.arms:

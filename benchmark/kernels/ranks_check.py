@@ -183,7 +183,8 @@ def kill_one(args: argparse.Namespace) -> dict:
                 text = ""
             texts.append(text)
             statuses.append(process.poll())
-        row = {"case": "killed", "tp": args.ranks, "records": texts, "statuses": statuses, "ended_s": round(time.monotonic() - killed, 2)}
+        kept = [[line for line in text.splitlines() if re.search(rf"decode_step stopped|{STOPPED}", line)] for text in texts]
+        row = {"case": "killed", "tp": args.ranks, "records": ["\n".join(lines) for lines in kept], "statuses": statuses, "ended_s": round(time.monotonic() - killed, 2)}
         return row | {"problems": judge_killed(texts, statuses, args.ranks, args.kernel_deadline)}
     finally:
         deadline.kill_all()

@@ -1,4 +1,4 @@
-// The instances of decode_step on CUDA, compiled in four files; decode_step.cu and parallel_step.cu launch them.
+// The instances of decode_step on CUDA, compiled in three files; decode_step.cu launches them.
 #pragma once
 #include "sgl_lowlatency/abi/decode_step.hpp"
 

@@ -26,8 +26,8 @@ class Config:
         line at exit).
     cuda_archs: SGL_LOWLATENCY_CUDA_ARCHS, read at build time: a comma list out of sm_90a, sm_100a, sm_103a, or "none"
         for a host-only build. None when unset: every architecture that the installed nvcc can compile.
-    draft_sampler: SGL_LOWLATENCY_DRAFT_SAMPLER, 0 or 1 (default 0). 1 takes the proposals of dense DSPARK drafts from draft_sampler, which has
-        kernel tests on a GPU and was never served.
+    draft_sampler: SGL_LOWLATENCY_DRAFT_SAMPLER, 0 or 1 (default 0). 1 takes the proposals of DSPARK drafts, dense ones and
+        DeepSeek-V4.1's, from draft_sampler.
     planted: SGL_LOWLATENCY_PLANTED, read at build time: the number of a bug (dialect::Planted) compiled into every
         kernel, so that a gate can be seen to fail. 0, the default, plants none.
     """

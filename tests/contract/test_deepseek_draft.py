@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("sglang")
 from deepseek_draft import GAMMA, HIDDEN, Head, draft_model, inputs  # noqa: E402
+from sglang.srt.environ import envs  # noqa: E402
 from sglang.srt.models import deepseek_v4_dspark  # noqa: E402
 from sglang.srt.models.dspark import VanillaMarkov  # noqa: E402
 from sglang.srt.speculative.dspark_components import dspark_draft_sampler  # noqa: E402
@@ -260,16 +261,19 @@ def test_a_target_is_served_for_its_drafts_proposals_alone(switch, monkeypatch):
 
     monkeypatch.setattr(binding, "device_isa", lambda: "sm_90")
     reasons = spec.config_disable_reasons
-    dspark, plain = types.SimpleNamespace(speculative_algorithm="DSPARK", tp_size=1), types.SimpleNamespace(speculative_algorithm=None, tp_size=1)
+    dspark, plain = Arguments(speculative_algorithm="DSPARK", tp_size=1), Arguments(speculative_algorithm=None, tp_size=1)
     switch("1")
-    assert reasons(dspark, None) == []
-    assert reasons(plain, None) == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]
+    assert reasons(dspark, V41) == []
+    assert reasons(plain, V41) == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]
     switch("0")
-    assert reasons(dspark, None) == [
+    assert reasons(dspark, V41) == [
         "SGL_LOWLATENCY_DRAFT_SAMPLER is not 1: a draft's proposals are draft_sampler's on request alone, and of DeepSeek-V4 there is nothing else"
     ]
     built = spec.build(None, None, None)
     assert (spec.max_rows, built.widths, built.draft_sampler, built.plan(None, None)) == (0, (), None, None)
+
+
+FULL_GRAPHS = types.SimpleNamespace(decode=types.SimpleNamespace(backend="full"))
 
 
 @pytest.fixture
@@ -291,7 +295,7 @@ def sglangs_binding(switch, monkeypatch):
     monkeypatch.setattr(binding, "_gather_reasons", lambda reasons: reasons)
     monkeypatch.setattr(binding, "_tokens_per_request", lambda: 6)
     monkeypatch.setattr(binding, "get_parallel", lambda: types.SimpleNamespace(tp_size=1))
-    monkeypatch.setattr(binding, "get_exec", lambda: types.SimpleNamespace(graph=types.SimpleNamespace(cuda_graph_config=None)))
+    monkeypatch.setattr(binding, "get_exec", lambda: types.SimpleNamespace(graph=types.SimpleNamespace(cuda_graph_config=FULL_GRAPHS)))
     monkeypatch.setattr(binding, "get_device", lambda: types.SimpleNamespace(watchdog_timeout=300))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -300,12 +304,16 @@ def sglangs_binding(switch, monkeypatch):
     return binding
 
 
+V41 = types.SimpleNamespace(architectures=["DeepseekV4ForCausalLM"], hc_pre_from_prev_sublayer=True)
+
+
 class Arguments:
     """Resolved server arguments; those that nobody named are off."""
 
-    def __init__(self, **given):
-        self.__dict__.update({"pp_size": 1, "nnodes": 1, "watchdog_timeout": 300, "disaggregation_mode": "null", **given})
-        self.cuda_graph_config = types.SimpleNamespace(decode=types.SimpleNamespace(backend="full"))
+    def __init__(self, graphs="full", **given):
+        named = {"pp_size": 1, "nnodes": 1, "watchdog_timeout": 300, "disaggregation_mode": "null", "startup_weight_load_mode": "serial", "device": "cpu"}
+        self.__dict__.update({**named, **given})
+        self.cuda_graph_config = types.SimpleNamespace(decode=types.SimpleNamespace(backend=graphs))
 
     def __getattr__(self, name):
         return None
@@ -318,6 +326,15 @@ class Arguments:
         ({"speculative_algorithm": "DSPARK", "tp_size": 8}, []),
         ({"speculative_algorithm": "DSPARK", "tp_size": 3}, ["tp_size 3 is not one of ['1', '2', '4', '8']"]),
         ({"speculative_algorithm": "EAGLE"}, ["speculative_algorithm 'EAGLE' is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]),
+        ({"speculative_algorithm": "DSPARK", "graphs": "disabled"}, ["decode CUDA graphs 'disabled' is not one of ['full']"]),
+        (
+            {"speculative_algorithm": "DSPARK", "enable_pdmux": True, "dp_size": 2, "device": "cuda"},
+            [
+                "--dp-size 2 is not served: servers that share their requests have not been tested",
+                "--enable-pdmux True is not served: decode then has a part of the SMs, and the kernel needs one block on each",
+                "--device 'cuda' is not 'cpu': SGL_LOWLATENCY_EMULATE=1 runs the kernels on the CPU",
+            ],
+        ),
         (
             {"speculative_algorithm": "DSPARK", "enable_lora": True},
             ["LoRA is in use and sgl_lowlatency (DeepSeek-V4.1, its draft's proposals alone) does not accept it"],
@@ -325,9 +342,16 @@ class Arguments:
     ],
 )  # fmt: skip
 def test_sglang_accepts_the_target_or_names_why_not(sglangs_binding, changes, reasons):
-    hf_config = types.SimpleNamespace(architectures=["DeepseekV4ForCausalLM"])
-    spec, found = sglangs_binding.megakernel_disable_reasons(cfg=Arguments(**{"tp_size": 1, **changes}), hf_config=hf_config, isa="sm_90")
+    spec, found = sglangs_binding.megakernel_disable_reasons(cfg=Arguments(**{"tp_size": 1, **changes}), hf_config=V41, isa="sm_90")
     assert spec.max_rows == 0 and found == reasons
+
+
+def test_deepseek_v4_and_switches_without_proposals_of_ours_are_refused(sglangs_binding, monkeypatch):
+    v4 = types.SimpleNamespace(architectures=["DeepseekV4ForCausalLM"])
+    with envs.SGLANG_DSPARK_FOLDED_PROPOSAL.override(False):
+        _, found = sglangs_binding.megakernel_disable_reasons(cfg=Arguments(tp_size=1, speculative_algorithm="DSPARK"), hf_config=v4, isa="sm_90")
+    assert len(found) == 2 and any("SGLANG_DSPARK_FOLDED_PROPOSAL" in reason for reason in found)
+    assert "config.hc_pre_from_prev_sublayer is not true: a draft of DeepSeek-V4, not V4.1, whose head mixes several streams" in found
 
 
 def test_what_sglang_installs_proposes_sglangs_tokens(sglangs_binding, on_cpu):

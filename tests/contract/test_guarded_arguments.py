@@ -8,8 +8,9 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
 from sgl_lowlatency.guard import config as guard
-from sgl_lowlatency.guard import fused_moe, moe, parallel, speculation
+from sgl_lowlatency.guard import draft, fused_moe, moe, parallel, speculation
 from sgl_lowlatency.specs.nvidia.deepseek_v4 import DEEPSEEK_V4_SPEC
+from sgl_lowlatency.specs.nvidia.deepseek_v4_dspark import DEEPSEEK_V4_TARGET_SPEC
 from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
 
@@ -20,7 +21,7 @@ DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
     ("table", "name"),
     [
         (table, row[0])
-        for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS, parallel.SERVER_ARGUMENTS, fused_moe.SERVER_ARGUMENTS)
+        for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS, parallel.SERVER_ARGUMENTS, fused_moe.SERVER_ARGUMENTS, draft.SERVER_ARGUMENTS)
         for row in table
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -43,7 +44,7 @@ def test_an_argument_this_sglang_lacks_is_a_reason():
     assert "no server argument 'kv_canary'" in reason
 
 
-@pytest.mark.parametrize("spec", [QWEN3_SPEC, QWEN3_MOE_SPEC, DEEPSEEK_V4_SPEC], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [QWEN3_SPEC, QWEN3_MOE_SPEC, DEEPSEEK_V4_SPEC, DEEPSEEK_V4_TARGET_SPEC], ids=lambda spec: spec.name)
 def test_required_names_exist(spec):
     """SGLang reads them with getattr: a name it lacks would be an AttributeError at every start."""
     assert set(spec.requires.server_args) <= set(DEFAULTS)

@@ -187,7 +187,7 @@ def test_a_record_has_the_streams_that_enter_every_layer(rows_per_request, prefi
         capturing.run(inputs, routing=record)
 
 
-@pytest.mark.parametrize(("name", "rows_per_request", "prefixes"), [("few", 4, [14, 0]), ("many", 3, [65, 1, 300]), ("raw", 8, [17, 63])])
+@pytest.mark.parametrize(("name", "rows_per_request", "prefixes"), [("few", 4, [14, 0]), ("many", 3, [65, 1, 300]), ("raw", 8, [17, 63]), ("most", 3, [2, 65])])
 def test_verify_steps_and_captured_layers(name, rows_per_request, prefixes):
     """Rows of a request choose experts of their own; what enters a layer is handed out as in a dense step."""
     geometry, rows, captured = TINY_MOE[name], rows_per_request * len(prefixes), (0, 1)
@@ -245,6 +245,15 @@ def test_a_step_of_padding_alone_reads_no_expert():
     inputs = random_step(geometry, [], FRESH, num_padded=5)
     record, outputs = recorded(Runner(geometry, weights, (5,), GRID), inputs)
     assert bool((record.ids == -1).all()) and bool(outputs.hidden.isfinite().all())
+
+
+def test_a_step_behind_one_of_padding_alone():
+    """As a graph is captured and then replayed."""
+    geometry = TINY_MOE["few"]
+    weights, step = random_weights(geometry, FRESH), random_step(geometry, LENGTHS[:5], FRESH)
+    runner = Runner(geometry, weights, (5,), GRID)
+    runner.run(random_step(geometry, [], FRESH, num_padded=5))
+    assert same_bits(runner.run(step), Runner(geometry, weights, (5,), GRID).run(step)), f"seed {FRESH}"
 
 
 def test_padding_changes_no_bit_of_the_other_rows():

@@ -45,6 +45,20 @@ def test_verify_steps_have_no_race_and_the_same_bits_under_every_schedule(name, 
         assert same_bits(runner.run(inputs), first) and races_of(runner) == ([], 0), f"seed {seed}"
 
 
+@pytest.mark.parametrize("grid", [1, 8])
+@pytest.mark.parametrize("num_live", [0, 1])
+def test_a_row_of_padding_has_no_race_under_every_schedule(num_live, grid):
+    """Twelve layers, with experts or without any. One row of padding: several race in their slot, as they may."""
+    geometry = deep_moe(12)
+    inputs = random_step(geometry, LENGTHS[:num_live], 17, num_padded=1)
+    options = EmulationOptions(check_order=True)
+    runner = Runner(geometry, random_weights(geometry, 17), (num_live + 1,), grid, emulation=options)
+    first = runner.run(inputs)
+    for seed, starvation in itertools.product(range(3), STARVATION.values()):
+        options.seed, options.starvation = seed, starvation
+        assert same_bits(runner.run(inputs), first) and races_of(runner) == ([], 0), f"seed {seed}"
+
+
 @pytest.mark.parametrize("grid", [1, 5, 8])
 @pytest.mark.parametrize("rows", [1, 5, 16])
 def test_generations_have_no_race_under_every_schedule(rows, grid):

@@ -132,13 +132,23 @@ def test_equal_logits_fall_to_the_lower_id():
 
 
 @pytest.mark.parametrize(("rows_per_request", "prefixes"), [(4, [14, 0, 1000, 63]), (3, [65, 1, 300]), (8, [17, 63]), (16, [1000]), (2, [0] * 4)])
-@pytest.mark.parametrize("name", ["30b", "many"])
+@pytest.mark.parametrize("name", ["30b", "many", "few", "160", "most"])
 def test_verify_steps(name, rows_per_request, prefixes):
     geometry, rows = CUT[name], rows_per_request * len(prefixes)
     runner = gpu_runner(name, FRESH, (rows,), rows_per_request={rows: rows_per_request})
     inputs = random_step(geometry, prefixes, FRESH, "cuda", rows_per_request=rows_per_request, lengths_are_prefix=True)
     report = moe_gate(geometry, runner.weights, [inputs], [run(runner, inputs)])
     assert report.passed, f"{name} prefixes {prefixes}, {rows_per_request} rows a request, seed {FRESH}\n{report}"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", ["30b", "most"])
+def test_a_step_behind_one_of_padding_alone(name, rows):
+    """As a graph is captured and then replayed."""
+    step = random_step(CUT[name], LENGTHS[:rows], SEED, "cuda")
+    runner = gpu_runner(name, SEED, (rows,))
+    assert bool(runner.run(random_step(CUT[name], [], SEED, "cuda", num_padded=rows)).hidden.isfinite().all())
+    assert same_bits(runner.run(step), gpu_runner(name, SEED, (rows,)).run(step))
 
 
 @pytest.mark.parametrize("rows", [1, 5, 16])

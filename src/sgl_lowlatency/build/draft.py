@@ -9,15 +9,13 @@ from typing import Any
 import torch
 from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 
-from sgl_lowlatency.build.agreement import exchange
+from sgl_lowlatency.build.agreement import VERDICT_DEADLINE_S, exchange
 from sgl_lowlatency.build.device_limits import device_limits
 from sgl_lowlatency.build.symmetric_workspace import build_symmetric_workspace
 from sgl_lowlatency.kernels.draft_sampler import DraftWeights, draft_layout
 from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
 from sgl_lowlatency.runtime.draft_sampler import DraftParts, DraftProposal, DraftRanks
 from sgl_lowlatency.runtime.sglang_state import TensorParallel
-
-VERDICT_DEADLINE_S = 120.0  # of a self-check's figures: ranks check at the same time, and load kernels of SGLang's meanwhile
 
 
 @dataclasses.dataclass(frozen=True)

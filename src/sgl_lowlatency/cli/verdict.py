@@ -83,12 +83,18 @@ def _judge_arguments(verdict: Verdict, binding: Any, arguments: list[str]) -> No
         reasons += binding._dtype_reasons(spec, resolved.model_config)
     verdict.reasons += reasons
     verdict.notes += judging.notes(cfg)
-    if spec is not None and not reasons and cfg.speculative_algorithm is not None:
-        drafts = cfg.speculative_num_draft_tokens
-        verdict.notes.append(
-            f"decode_step verifies up to {spec.max_rows // drafts} requests of {drafts} tokens at once; a step of more runs "
-            "SGLang's forward"
-        )
+    if spec is not None and not reasons:
+        verdict.notes += _coverage_notes(spec.max_rows, cfg)
+
+
+def _coverage_notes(max_rows: int, cfg: Any) -> list[str]:
+    """Which steps of an accepted server SGLang's forward runs. max_rows: of the spec."""
+    if not max_rows:
+        return ["every step of the target runs SGLang's forward; the draft's proposals are draft_sampler's"]
+    if cfg.speculative_algorithm is None:
+        return []
+    drafts = cfg.speculative_num_draft_tokens
+    return [f"decode_step verifies up to {max_rows // drafts} requests of {drafts} tokens at once; a step of more runs SGLang's forward"]
 
 
 def _spec_reasons(binding: Any, cfg: Any, hf_config: Any, isa: str) -> tuple[Any, list[str]]:

@@ -20,6 +20,17 @@ DENSE_HEAD = "sglang.srt.models.dspark.VanillaMarkov"
 DEEPSEEK_V4_MODEL = "sglang.srt.models.deepseek_v4_dspark.DeepseekV4ForCausalLMDSpark"
 DEEPSEEK_V4_HEAD = "sglang.srt.models.deepseek_v4_dspark.DSparkV4MarkovHead"
 
+_OFF = (None, False, "", 0)
+# (server argument, values that are served, why the others are not), as in guard/config.py: of a server whose draft alone is ours.
+SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
+    ("dp_size", (1, None), "servers that share their requests have not been tested"),
+    ("enable_pdmux", _OFF, "decode then has a part of the SMs, and the kernel needs one block on each"),
+    ("startup_weight_load_mode", ("serial",), "weights would still be loading when the kernel is checked"),
+    ("decoupled_spec_role", (*_OFF, "null"), "drafts that come from another server have not been tested"),
+)
+# SGLang's switches that the kernel's proposals need: the proposal inside the draft's graphs, base logits of bf16 weights.
+ENVIRONMENT = {"SGLANG_DSPARK_FOLDED_PROPOSAL": True, "SGLANG_DSPARK_FP32_LM_HEAD": False}
+
 
 def _class_of(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
@@ -96,6 +107,14 @@ def _norm_reasons(norm: Any, hidden: int) -> Iterator[str]:
         yield "the last stage's norm rounds before it multiplies by its weight"
     if norm.variance_size_override is not None:
         yield f"the last stage's norm takes the variance of {norm.variance_size_override} columns"
+
+
+def deepseek_v4_config_reasons(hf_config: Any) -> list[str]:
+    """Why a server of this HF config would have no draft that the kernel knows."""
+    text = getattr(hf_config, "text_config", None) or hf_config
+    if getattr(text, "hc_pre_from_prev_sublayer", False):
+        return []
+    return ["config.hc_pre_from_prev_sublayer is not true: a draft of DeepSeek-V4, not V4.1, whose head mixes several streams"]
 
 
 def deepseek_v4_reasons(model: Any, num_ranks: int = 1) -> list[str]:

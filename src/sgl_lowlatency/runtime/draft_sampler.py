@@ -113,6 +113,8 @@ class DraftProposal(KeptForward):
             logger.info("sgl-lowlatency: the draft keeps SGLang's proposal:\n  - %s", "\n  - ".join(reasons))
             return lambda bs: None
         self.sampler = sampler = self._make(gamma, most, noise, draft_tokens, step_logits)
+        if sampler.device.type == "cuda":  # before the check, whose launches may miss another rank
+            FaultWatch(sampler.fault, sampler.acknowledge_fault, describe=describe_draft_fault).start()
         if config.get().self_check:
             start_s = time.monotonic()
             exchange = None if self._ranks is None else self._ranks.exchange
@@ -120,7 +122,6 @@ class DraftProposal(KeptForward):
             logger.info("sgl-lowlatency: draft_sampler self-check: proposals of 1 to %d requests, %.2f s: passed", most, time.monotonic() - start_s)
         if sampler.device.type == "cuda":
             torch.cuda.empty_cache()  # of the check: what graphs capture next has pools of its own
-            FaultWatch(sampler.fault, sampler.acknowledge_fault, describe=describe_draft_fault).start()
         logger.info(
             "sgl-lowlatency: draft_sampler makes the proposals of 1 to %d requests, %d tokens each; %.1f MiB", most, gamma, sampler.extra_bytes / 2**20
         )

@@ -19,7 +19,7 @@ from sgl_lowlatency.kernels.draft_sampler import DraftSampler
 RELATIVE_L2 = 0.01
 GREEDY_GAP = 2.0**-6  # of the largest magnitude of a row's logits: what roundings of bias and sum may put between equals
 TEMPERATURES = (0.8, 0.0, 1.3)  # of a draft that samples, in turn
-MOST_TOLD = 20  # misses that a rank tells the others of
+MOST_TOLD, LONGEST_TOLD = 20, 300  # misses that a rank tells the others of, and characters of each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DraftCheck:
                 for batch in range(1, self._sampler.max_batch + 1):  # an instance of the kernel serves one or a few of them
                     misses += [f"{batch} requests: {miss}" for miss in self._misses(batch)]
                 if self._exchange is not None:  # also so that no rank proposes before all have read what the others stored here
-                    told = self._exchange({"misses": misses[:MOST_TOLD]})
+                    told = self._exchange({"misses": [miss[:LONGEST_TOLD] for miss in misses[:MOST_TOLD]]})
                     misses = [f"rank {rank}: {miss}" for rank, one in enumerate(told) for miss in one["misses"]]
         finally:
             for buffer, values in kept:

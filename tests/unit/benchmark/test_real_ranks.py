@@ -30,6 +30,13 @@ def run(module, name, folder, repo_root, *words):
     return json.loads((folder / f"{name}.json").read_text()), done.stdout
 
 
+def test_a_rank_that_fails_is_the_status_whoever_still_runs(tmp_path, monkeypatch):
+    """Rank 0 hangs, rank 1 ends with 3."""
+    (tmp_path / "one_hangs.py").write_text("import sys, time\nif sys.argv[2] == '1':\n    sys.exit(3)\ntime.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert ranks.run("one_hangs", [], 2, 60.0) == 3
+
+
 def test_every_form_of_a_step_on_two_ranks(tmp_path, repo_root):
     words = ("--models", "qwen3-tiny", "--layers", "2", "--rows", "2", "--contexts", "9", "--groups", "1", "--group-ms", "0",
              "--kernel-deadline", "120")  # fmt: skip

@@ -4,6 +4,7 @@ every scenario, and prints what came of each as JSON; tensors go to STORE_FILE.R
     python parallel_rank.py RANK NUM_RANKS STORE_FILE
 """
 
+import atexit
 import datetime
 import json
 import sys
@@ -101,6 +102,7 @@ def main():
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    atexit.register(dist.destroy_process_group)  # left to the interpreter's end, gloo's threads may abort the process
     groups = {name: dist.new_group(backend="gloo") for name in SCENARIOS}
     results = {}
     for name, scenario in SCENARIOS.items():

@@ -3,6 +3,7 @@
     python workspace_rank.py RANK NUM_RANKS STORE_FILE
 """
 
+import atexit
 import ctypes
 import datetime
 import glob
@@ -133,6 +134,7 @@ SCENARIOS = {
 def main():
     rank, size = int(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    atexit.register(dist.destroy_process_group)  # left to the interpreter's end, gloo's threads may abort the process
     groups = {name: dist.new_group(backend="gloo") for name in SCENARIOS}
     results = {}
     for name, scenario in SCENARIOS.items():

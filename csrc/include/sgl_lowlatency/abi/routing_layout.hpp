@@ -9,7 +9,7 @@ namespace sgl_lowlatency::abi {
 constexpr int32_t kMaxExperts = 384;
 constexpr int32_t kMaxTopK = 32;                        // choices of a row: a lane holds one
 constexpr int32_t kExpertWords = kMaxExperts / 32;      // a set of experts: expert e is bit e % 32 of word e / 32
-constexpr int32_t kServedExpertWords = 4;               // of the instances of decode_step on CUDA: 128 experts
+constexpr int32_t kServedExpertWords = 4;               // of most instances of decode_step on CUDA: 128 experts; some have kExpertWords
 constexpr int32_t kChosenPitch = kExpertWords + 1;      // words from one row's set to the next: one word of 32 rows meets no bank twice
 
 // The set of experts that at least one row has chosen.
@@ -52,7 +52,7 @@ SGL_ABI_FUNCTION RoutingLayout routing_layout(int32_t rows, int32_t num_experts,
 
 // The routing of a MoE layer as every block of decode_step keeps it in shared memory: byte offsets. A pair is a row and one of its experts;
 // pairs are numbered by place, those of one expert by row: pair = first_pairs[place] + population count of the expert's row_bits below the row.
-// There are rows * top_k of them in every layer, whatever the choices.
+// There are top_k of every row that is no padding in every layer, whatever the choices.
 struct MoeLayout {
   RoutingLayout routing;
   int32_t first_pairs;   // [num_experts + 1] int32, by place: the pairs of the experts before; entries up to the number of active experts count

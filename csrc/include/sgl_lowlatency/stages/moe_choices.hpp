@@ -1,5 +1,5 @@
 // What MoE layers could do in more ways than one, until a GPU has said which is faster (DESIGN-moe.md, "To be measured"): -D compiles a kernel with
-// another one. None of them changes a result.
+// another one. None of them changes a result, in emulation, by hand: CI has the first ones.
 #pragma once
 #include <cstdint>
 

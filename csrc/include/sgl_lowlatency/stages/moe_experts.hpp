@@ -33,7 +33,7 @@ SGL_DEVICE BlockScales<kElementBytes> load_gate_up_scales(const DecodeStepParams
 struct ScaleWindow {
   int32_t log2 = 5;
   SGL_DEVICE explicit ScaleWindow(int32_t num_stages) {
-    while (num_stages << log2 > 32) --log2;
+    while (log2 > 0 && num_stages << log2 > 32) --log2;
   }
   SGL_DEVICE int32_t first(int32_t place) const { return place >> log2 << log2; }
   // The lane that has the scale of stage `stage` of the expert at `place`.

@@ -1,5 +1,6 @@
 // The order in which logits are ranked.
 #pragma once
+#include "sgl_lowlatency/abi/routing_layout.hpp"
 #include "sgl_lowlatency/dialect/dialect.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -16,6 +17,7 @@ SGL_DEVICE uint32_t rank_key(float logit) {
 // From the rank_key of a logit that is a bf16, and its expert below 512, a key that no other expert has: of equal logits the lower id has the larger
 // one. NaN has the upper half of the next bf16 above it, and comes right below that.
 SGL_DEVICE uint32_t expert_key(uint32_t key, int32_t expert) {
+  static_assert(abi::kMaxExperts <= 512, "an expert's number has nine bits of the key");
   const uint32_t is_number = key != rank_key(kNanRank) ? 1u : 0u;
   const uint32_t order = static_cast<uint32_t>(dialect::planted(dialect::Planted::kTieToHigherId) ? expert : 511 - expert);
   return (key >> 16 << 1 | is_number) << 9 | order;

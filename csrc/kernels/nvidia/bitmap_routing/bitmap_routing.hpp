@@ -40,7 +40,7 @@ SGL_NO_UNROLL
       choose_experts<kWords, std::is_same_v<Logit, abi::bf16>>(r, row, p.num_experts, p.top_k, p.renormalizes != 0,
                                                                [&](int32_t w) { return logit_at(logits, w * 32 + lane); });
     } else {
-      keep_choices(r, row, p.top_k, -1, 0.0f, 0u);
+      choose_nothing(r, row, p.top_k);
     }
   }
   if (!dialect::planted(dialect::Planted::kUnsyncedChoices)) dialect::sync_block();
