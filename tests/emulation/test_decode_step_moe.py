@@ -231,7 +231,7 @@ def test_a_padded_request_of_a_verify_step_is_harmless():
     runner = Runner(geometry, weights, (9,), GRID, rows_per_request={9: 3})
     record, _ = recorded(runner, inputs)
     assert bool((record.ids[:, :6] >= 0).all()) and bool((record.ids[:, 6:] == -1).all())
-    report = moe_gate(geometry, weights, [inputs], [run(runner, inputs)])
+    report = moe_gate(geometry, weights, [inputs], [run(runner, inputs)], rows=6)  # the others have one slot, and see each other in it
     assert report.passed, f"seed {FRESH}\n{report}"
 
 
