@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ SCALE_BLOCK: int = _C.abi.kSliceScaleBlock  # rows and columns of an FP8 matrix 
 MIN_SCALE, MAX_SCALE = 2.0**-100, 2.0**7
 
 
-class Slice:
+class Slice(abc.ABC):
     """Owns the workspace of a kernel and what outlives its launches, and launches it; the layers of a model share one.
 
     sizes: of every layer. max_rows: of a launch, up to MAX_ROWS. grid: blocks, at most one an SM. deadline_s: of every wait in the kernel. Raises
@@ -73,17 +74,17 @@ class Slice:
         """Tells the waiting kernel that its record was read; it then traps."""
         _C.acknowledge_fault(self._host.address)
 
-    def _geometry_of(self, sizes: Any) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _geometry_of(self, sizes: Any) -> Any: ...
 
-    def _handover(self, rows: int) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _handover(self, rows: int) -> Any: ...
 
-    def _smem(self, rows: int) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _smem(self, rows: int) -> Any: ...
 
-    def _describe(self, record: Any) -> str:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _describe(self, record: Any) -> str: ...
 
     def _layer(self, params: Any, weights: Any, matrices: list[tuple[torch.Tensor, int]]) -> Layer:
         """Fills in what params of every slice have alike. matrices: those that stream through the ring, and the bytes of an element."""

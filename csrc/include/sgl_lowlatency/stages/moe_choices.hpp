@@ -4,27 +4,27 @@
 #include <cstdint>
 
 // Tiles of gate_up that are summed behind one barrier, at most; 1: every tile behind its own.
-#ifndef SGL_LOWLATENCY_TILES_PER_SUM
-#define SGL_LOWLATENCY_TILES_PER_SUM 8
+#ifndef SGL_MOE_TILES_PER_SUM
+#define SGL_MOE_TILES_PER_SUM 8
 #endif
 // 1: a layer's clears are asked for before its routing is awaited, not behind it.
-#ifndef SGL_LOWLATENCY_CLEARS_FIRST
-#define SGL_LOWLATENCY_CLEARS_FIRST 0
+#ifndef SGL_MOE_CLEARS_FIRST
+#define SGL_MOE_CLEARS_FIRST 0
 #endif
 // 1: a layer's fence lies behind gate_up, where activations are on their way to others, not in front of it.
-#ifndef SGL_LOWLATENCY_FENCE_BEHIND_GATE_UP
-#define SGL_LOWLATENCY_FENCE_BEHIND_GATE_UP 0
+#ifndef SGL_MOE_FENCE_BEHIND_GATE_UP
+#define SGL_MOE_FENCE_BEHIND_GATE_UP 0
 #endif
 // 1: the first experts' stages are asked for kMaxStagesInFlight at a time, as all that follow, and not kMaxStagesInFlightAhead.
-#ifndef SGL_LOWLATENCY_EXPERTS_AT_FULL_DEPTH
-#define SGL_LOWLATENCY_EXPERTS_AT_FULL_DEPTH 0
+#ifndef SGL_MOE_EXPERTS_AT_FULL_DEPTH
+#define SGL_MOE_EXPERTS_AT_FULL_DEPTH 0
 #endif
 
 namespace sgl_lowlatency::stages {
 
-constexpr int32_t kMaxTilesPerSum = SGL_LOWLATENCY_TILES_PER_SUM;
-constexpr bool kClearsFirst = SGL_LOWLATENCY_CLEARS_FIRST != 0;
-constexpr bool kFenceBehindGateUp = SGL_LOWLATENCY_FENCE_BEHIND_GATE_UP != 0;
-constexpr bool kExpertsAtFullDepth = SGL_LOWLATENCY_EXPERTS_AT_FULL_DEPTH != 0;
+constexpr int32_t kMaxTilesPerSum = SGL_MOE_TILES_PER_SUM;
+constexpr bool kClearsFirst = SGL_MOE_CLEARS_FIRST != 0;
+constexpr bool kFenceBehindGateUp = SGL_MOE_FENCE_BEHIND_GATE_UP != 0;
+constexpr bool kExpertsAtFullDepth = SGL_MOE_EXPERTS_AT_FULL_DEPTH != 0;
 
 }  // namespace sgl_lowlatency::stages
