@@ -1,7 +1,7 @@
-"""Milliseconds per verify step and per token of speculative decoding in a real SGLang server, plugin off and on, one GPU.
+"""Milliseconds per verify step and per token of speculative decoding in a real SGLang server, plugin off and on, on one GPU or with --tp on several.
 
     python3 -m benchmark.serve.verify_ab --out OUT --algorithm ngram|eagle3|dflash|dspark|standalone [--model qwen3-8b] [--batches 1,4]
-        [--context 1024] [--drafts 4] [--draft-family qwen3|llama]
+        [--context 1024] [--drafts 4] [--draft-family qwen3|llama] [--tp 1]
 
 Both servers verify a chain of --drafts tokens a request, drafted by NGRAM at breadth 1 or by a model of benchmark/drafts.py, so the plugin is
 the only difference. How many drafts are accepted depends on the text and on what has been seen, and both would differ from server to
@@ -51,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", default=None, help="results file name (default: served-ALGORITHM-MODEL)")
     parser.add_argument("--batches", default=None, help=f"default: {BATCHES}, of a draft model {DRAFT_BATCHES}")
     parser.add_argument("--draft-family", choices=drafts.FAMILIES, default="qwen3", help="of a standalone draft")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that either server's models are split over; both servers share them")
     parser.add_argument("--context", type=int, default=1024, help="prompt tokens of a request")
     parser.add_argument("--period", type=int, default=64, help="tokens after which a text repeats")
     parser.add_argument("--drafts", type=int, default=4, help="tokens of a verify step a request")
@@ -131,7 +132,7 @@ def unequal_work(found: dict[str, list[Sample]], texts: list[list[int]]) -> str 
 
 def row_of(found: dict[str, list[Sample]], gained: coverage.Counts, texts: list[list[int]], *, batch: int, args) -> dict:
     """The fields of a results row. gained: the plugin's counters over its samples. texts: the forced ones, of the long generation."""
-    row = {"model": args.model, "dtype": "bf16", "tp": 1, "mode": "verify", "algorithm": args.slug, "batch": batch, "rows": batch * args.drafts}
+    row = {"model": args.model, "dtype": "bf16", "tp": args.tp, "mode": "verify", "algorithm": args.slug, "batch": batch, "rows": batch * args.drafts}
     row |= {"drafts": args.drafts, "context": args.context, "period": args.period}
     for arm in ARMS:
         row |= {
@@ -273,7 +274,8 @@ def server_arguments(args) -> list[str]:
     make = server.gpu_arguments if args.device == "cuda" else server.cpu_arguments
     longest = args.context + args.long + args.drafts
     common = make(context=longest + 64, max_batch=max(args.batches), max_tokens=(longest + 64) * max(args.batches) + 8192)
-    return [*common, *speculation.arguments(args.algorithm, args.drafts, draft_directory(args)), *args.server_arg]
+    ranks = ["--tp-size", str(args.tp)] if args.tp > 1 else []
+    return [*common, *speculation.arguments(args.algorithm, args.drafts, draft_directory(args)), *ranks, *args.server_arg]
 
 
 def main() -> int:
@@ -282,7 +284,7 @@ def main() -> int:
     results = Results(
         args.out,
         what="served-verify",
-        name=args.name or f"served-{args.slug}-{args.model}",
+        name=args.name or f"served-{args.slug}-{args.model}" + (f"-tp{args.tp}" if args.tp > 1 else ""),
         weights=f"real-scale random, seed 0; an LM head that gives every token one successor, texts repeat after {args.period} tokens",
         command=["python3", "-m", "benchmark.serve.verify_ab", *sys.argv[1:]],
         commit=args.commit,

@@ -358,3 +358,9 @@ def test_a_whole_run(monkeypatch, tmp_path, algorithm):
     assert target == ["Qwen3ForCausalLM"]
     assert of_draft == [{"eagle3": "LlamaForCausalLMEagle3", "standalone": "Qwen3ForCausalLM"}[algorithm]]
     assert asked["algorithm"] == algorithm
+
+
+def test_ranks_that_share_the_models(monkeypatch):
+    arguments = verify_ab.server_arguments(parse(monkeypatch, "--algorithm", "dspark", "--tp", "2"))
+    assert arguments[arguments.index("--tp-size") + 1] == "2"
+    assert "--tp-size" not in verify_ab.server_arguments(parse(monkeypatch, "--algorithm", "dspark"))
