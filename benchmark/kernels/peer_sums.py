@@ -3,16 +3,14 @@ against epilogue_multicast's pushed tiles (on).
 
     python3 -m benchmark.kernels.peer_sums --out OUT [--ranks 2] [--rows 1,2,6,8] [--hidden 4096] [--k 4096]
 
-A process a rank, a GPU each. A graph holds --layers layers, each with weights of its own, one after the other as in a decode step; the time is that
-of a
+A process a rank, a GPU each. A graph holds --layers layers, each with weights of its own, one after the other as in a decode step; the time is that of a
 layer, of every repeat the slower rank's. Arms:
     product      torch's product alone: what a layer costs at least
     nccl, sglang product, that library's all-reduce of bf16 partial sums, residual and norm with torch, two kernels
     nccl alone, sglang alone    its all-reduce and nothing else
     pushed       epilogue_multicast: product, push, sum in fp32, residual, norm
 `sum_us` of an arm is what it takes beside the product. SGLang's is the one that its server would choose for the group (dispatch_custom_allreduce);
-where
-sglang is not installed or has none for these GPUs, a note says so. No multicast object is made.
+where sglang is not installed or has none for these GPUs, a note says so. No multicast object is made.
 
 Checked before the times: the gate of the pushed outputs against float64, and that all ranks have the same bits of them. Needs torch, as many GPUs
 as ranks, and the package; with --device cpu, SGL_LOWLATENCY_EMULATE=1 and small sizes, gloo's all-reduce stands for NCCL's. Exit status: 0 if every
@@ -57,8 +55,11 @@ def custom_all_reduce(place: Place) -> tuple[Any, str]:
         return None, "SGLang's all-reduce needs GPUs"
     try:
         from sglang.srt.distributed.device_communicators.custom_all_reduce import dispatch_custom_allreduce
+        from sglang.srt.distributed.parallel_state import init_distributed_environment
     except ImportError as error:
         return None, f"sglang does not import: {error}"
+    # Its choice asks its own world group which of the ranks looks for peer access.
+    init_distributed_environment(world_size=place.num_ranks, rank=place.rank, local_rank=place.rank, backend="nccl")
     make = dispatch_custom_allreduce(group=place.group, device=place.device)
     made = make(group=place.group, device=place.device)
     name = type(made).__name__

@@ -45,9 +45,9 @@ def test_replays_of_alternating_rows_repeat_bit_by_bit(real):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             launch()
-        cases.append((graph, again, first, cache.pages, pages))
+        cases.append((graph, again, first, cache.pages, pages, inputs))  # a graph keeps none of the tensors that it reads
     for replay in range(100):
-        graph, again, first, pages, wanted = cases[replay * 7 % 4]
+        graph, again, first, pages, wanted, _ = cases[replay * 7 % 4]
         for t in again:
             t.fill_(float("nan"))
         pages.fill_(POISON)

@@ -45,11 +45,12 @@ def test_replays_of_alternating_rows_repeat_bit_by_bit(real):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             launch()
-        cases.append((graph, out, out.clone(), second, second.clone()))
+        inputs = (x, positions, streams, first)  # a graph keeps none of the tensors that it reads
+        cases.append((graph, out, out.clone(), second, second.clone(), inputs))
         real.run(x, positions, first)
         assert real.problems(x, positions, first) == [] and torch.equal(real.out, cases[-1][2])
     for replay in range(100):
-        graph, out, wanted, streams, wanted_streams = cases[replay * 7 % 4]
+        graph, out, wanted, streams, wanted_streams, _ = cases[replay * 7 % 4]
         out.fill_(float("nan"))
         streams.fill_(float("nan"))
         graph.replay()

@@ -7,6 +7,7 @@ SGLang's `device_isa` is sm_90 there, so the specs list it; the guard of ROCm's 
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ def install(folder: Path) -> dict[str, str]:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0.0.0\n")
     (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{NAME} = {NAME}:register\n")
     (info / "RECORD").write_text("")
-    return {"SGLANG_PLUGINS": NAME, "PYTHONPATH": f"{folder}:{Path(__file__).parent}"}
+    path = [str(folder), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # the package may be found by the last
+    return {"SGLANG_PLUGINS": NAME, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def register() -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None or not torch.cuda.is_
 def test_a_server_gives_what_float64_decides(name, tmp_path):
     (sizes, family), prompts, model = MODELS[name], random.Random(5), tmp_path / "model"
     make_tiny_model(model, sizes, seed=5, family=family)
-    setup = server_setup.server_setup(model, ("--cuda-graph-max-bs-decode", "4"))
+    setup = server_setup.server_setup(model, ("--cuda-graph-max-bs-decode", "4", "--cuda-graph-backend-prefill", "disabled"))
     environment = {**setup.environment, **install(tmp_path / "plugin")}
     server = ServerProcess([*setup.arguments, "--enable-amd-monokernel"], server_setup.free_port(), tmp_path / "log", environment)
     with running(server):
