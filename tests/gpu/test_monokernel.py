@@ -1,19 +1,22 @@
 """k1 and k2 on the GPU: the numerics gate against the float64 oracle, real widths of layers, decode and verify, graph replay, bits that repeat.
 
-On an AMD GPU the code objects; on an NVIDIA GPU the same stages in waves of two warps. The oracle runs on the CPU. Never run: neither has been at hand.
+On an AMD GPU the code objects; on an NVIDIA GPU the same stages in waves of two warps. The oracle runs on the CPU.
+Ranks: several on one GPU, and where there are two GPUs on both.
 """
 
 import dataclasses
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from monokernel_cases import gate, moe_gate, tiny, tiny_moe
+from monokernel_gpu import RanksInOneProcess, layer_to, on_this_gpu, step_inputs
 
-from sgl_lowlatency.kernels.code_objects import COMPUTE_UNITS
-from sgl_lowlatency.kernels.hip import HipRuntime
-from sgl_lowlatency.kernels.monokernel import MonoInputs, Monokernels
-from sgl_lowlatency.kernels.monokernel_objects import MonokernelObjects
+from sgl_lowlatency.kernels.monokernel import Monokernels
 from sgl_lowlatency.reference import dense_decode
 from sgl_lowlatency.reference.inputs import random_step, random_weights
 from sgl_lowlatency.reference.step import StepOutputs, read_kv_rows
@@ -27,17 +30,6 @@ STEPS = {
 }  # fmt: skip
 
 
-def on_this_gpu():
-    """(instruction set, workgroups, what launches them)."""
-    properties = torch.cuda.get_device_properties(0)
-    if torch.version.hip is None:
-        from sgl_lowlatency.kernels.monokernel_cuda import ISA, MonokernelCuda
-
-        return ISA, properties.multi_processor_count, MonokernelCuda()
-    isa = properties.gcnArchName.split(":")[0]
-    return isa, COMPUTE_UNITS[isa], MonokernelObjects(HipRuntime(), isa, properties.multi_processor_count)
-
-
 class Gpu:
     """Layers of one geometry on the current GPU, and steps of them."""
 
@@ -45,20 +37,14 @@ class Gpu:
         isa, grid, objects = on_this_gpu()
         objects.require_resident(grid)
         self.g, self.weights = g, random_weights(g, seed=FRESH)
-        layers = [
-            dataclasses.replace(layer, **{name: value.cuda() for name, value in vars(layer).items() if isinstance(value, torch.Tensor)})
-            for layer in self.weights.layers
-        ]
+        layers = [layer_to(layer, torch.device("cuda")) for layer in self.weights.layers]
         self.kernels = Monokernels(
             g, layers, self.weights.cos_sin.cuda(), isa=isa, grid=grid, widths=[(step.rows, step.rows_per_request)], deadline_s=5.0,
             objects=objects,
         )  # fmt: skip
         self.k, self.v, self.table = [b.cuda() for b in step.k_buffers], [b.cuda() for b in step.v_buffers], step.req_to_token.cuda()
         self.kernels.attach_kv(self.k, self.v, self.table)
-        self.inputs = MonoInputs(
-            *(getattr(step, name).cuda() for name in ("positions", "out_cache_loc", "seq_lens", "req_pool_indices")), step.rows_per_request,
-            step.lengths_are_prefix,
-        )  # fmt: skip
+        self.inputs = step_inputs(step, torch.device("cuda"))
         self.x, self.step = self.weights.embedding[step.input_ids].cuda(), step
 
     def launch(self):
@@ -129,3 +115,40 @@ def test_a_step_is_two_launches_a_layer():
         torch.cuda.synchronize()
     kernels = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA and "mem" not in event.name.lower()]
     assert len(kernels) == 2 * QWEN3_0_6B.num_layers, kernels
+
+
+RANKS = [(2, 1), (4, 1), (2, 2)]  # ranks, GPUs
+
+
+def require_gpus(num_gpus):
+    if torch.cuda.device_count() < num_gpus:
+        pytest.skip(f"needs {num_gpus} GPUs")
+
+
+@pytest.mark.parametrize(("num_ranks", "num_gpus"), RANKS)
+@pytest.mark.parametrize("case", ["1", "6", "verify"])
+def test_ranks_pass_the_gate_with_the_same_bits(num_ranks, num_gpus, case):
+    require_gpus(num_gpus)
+    (lengths, options), weights = STEPS[case], random_weights(QWEN3_8B, seed=FRESH)
+    step = random_step(QWEN3_8B, lengths, seed=FRESH, **options)
+    group = RanksInOneProcess(QWEN3_8B, weights, step, num_ranks, num_gpus)
+    group.launch()
+    first = group.outputs()
+    assert (report := gate(QWEN3_8B, weights, step, first)).passed, f"seed {FRESH}\n{report}"
+    for _ in range(20):
+        group.launch()
+    assert torch.equal(group.outputs().hidden, first.hidden)
+    assert all(kernels.executed() == {step.rows: 21} for kernels in group.ranks)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_tiles_that_are_withheld_stop_every_rank_under_its_deadline(num_gpus):
+    require_gpus(num_gpus)
+    script = Path(__file__).with_name("faulty_monokernel.py")
+    result = subprocess.run([sys.executable, script, str(num_gpus)], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [line for line in result.stdout.splitlines() if line.startswith("monokernel stopped: ")]
+    assert [int(re.search(r"stopped: rank (\d)", line)[1]) for line in lines] == [0, 1], result.stdout
+    assert any(re.search(r" waited 0\.[23]\d s for rank 2's part of tile \d+ of layer 0", line) for line in lines), result.stdout
+    seconds = float(re.search(r"record after ([0-9.]+) s", result.stdout)[1])
+    assert 0.1 < seconds < 1.0 and "trapped after " in result.stdout, result.stdout
