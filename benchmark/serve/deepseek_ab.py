@@ -277,7 +277,7 @@ def compared(turns: list[Turn], args) -> tuple[list[dict], list[str]]:
     entries, problems, first = [], [], turns[0]
     for turn in turns[1:]:
         for batch, mode in turn.answers.keys() & first.answers.keys():
-            pair = (first, turn) if turn.arm != "off" else (turn, first) if first.arm == "on" else (first, turn)
+            pair = (turn, first) if (first.arm, turn.arm) == ("on", "off") else (first, turn)
             found = draft_compare.compare(*(one.answers[batch, mode] for one in pair), greedy=mode == "greedy")
             entry = {"turns": [one.name for one in pair], "batch": batch, "mode": mode, **found.summary()}
             if not args.no_draft:
