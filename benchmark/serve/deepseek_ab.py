@@ -77,7 +77,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compare-tokens", type=int, default=64, help="new tokens of a recorded request")
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampled requests")
     parser.add_argument("--short", type=int, default=16, help="new tokens of the short timed generation")
-    parser.add_argument("--long", type=int, default=112, help="of the long one")
+    parser.add_argument("--long", type=int, default=160, help="of the long one")
     parser.add_argument("--repeats", type=int, default=5, help="timings a turn")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--server-arg", action="append", default=[], help="one more server argument, repeatable: --server-arg=--x")
@@ -257,7 +257,6 @@ def run_turn(index: int, arm: str, args) -> Turn:
     try:
         one.wait_ready(args.start_limit)
         deadline.say(f"{turn.name}: ready after {one.ready_s:.1f} s")
-        turn.problems += [f"{turn.name}: {problem}" for problem in log_problems(one.log(), args, arm)]
         ask(one, turn, record, args)
         if arm == "on" and args.expect != "draft_sampler":
             counts = coverage.read(one)
@@ -266,6 +265,8 @@ def run_turn(index: int, arm: str, args) -> Turn:
     except (RuntimeError, OSError, ValueError, KeyError, http.client.HTTPException) as error:
         deadline.say(f"{turn.name}: {type(error).__name__}: {error}\n{one.tail(60)}")
         turn.problems.append(f"{turn.name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    else:  # now: without graphs a self-check is the first step's
+        turn.problems = [*(f"{turn.name}: {problem}" for problem in log_problems(one.log(), args, arm)), *turn.problems]
     turn.facts |= {"turn": turn.name, "ready_s": one.ready_s, "gpu_mib": server.gpu_memory_mib(), "exit_code": one.stop()}
     turn.facts["log"] = [line[:400] for line in one.grep(KEPT) if "server_args=" not in line][:40]
     turn.facts["start"] = startup.arm(one.ready_s, one.log())

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from sgl_lowlatency import config
+
 CUT = {
     "vocab_size": 129280, "hidden_size": 5120, "moe_intermediate_size": 2304, "num_hidden_layers": 8, "num_attention_heads": 64,
     "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1280, "o_lora_rank": 1024, "o_groups": 8, "hidden_act": "silu",
@@ -33,6 +35,7 @@ DSPARK = ["--speculative-algorithm", "DSPARK", "--speculative-dspark-block-size"
 def folder(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({**TOP, "text_config": CUT}))
     monkeypatch.setenv("SGL_LOWLATENCY_DRAFT_SAMPLER", "1")
+    config.get.cache_clear()
     return str(tmp_path)
 
 
@@ -46,4 +49,5 @@ def test_what_leaves_nothing_to_propose_is_refused(refusals, folder, monkeypatch
     plain = refusals(["--model-path", folder, "--skip-tokenizer-init"])
     assert plain == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]
     monkeypatch.setenv("SGL_LOWLATENCY_DRAFT_SAMPLER", "0")
+    config.get.cache_clear()
     assert any("SGL_LOWLATENCY_DRAFT_SAMPLER is not 1" in line for line in refusals(["--model-path", folder, *DSPARK]))

@@ -113,7 +113,7 @@ def test_texts_that_part_are_a_problem(run):
     status, content = run("--turns", "off,on", "--batches", "1", "--modes", "greedy", texts_part=True)
     assert status == 1 and content["problems"] == [
         "1-off and 2-on, batch 1, greedy: the served texts part: request 0 at token 5",
-        "1-off and 2-on, batch 1: timed texts part: request 0 at token 111",
+        "1-off and 2-on, batch 1: timed texts part: request 0 at token 159",
     ]
 
 
