@@ -1,5 +1,5 @@
-"""What recorded draft blocks (draft_record.py) and the served texts say: does one server's acceptance follow from its drafts and its text, and are two
-servers' drafts and texts the same?
+"""What recorded draft blocks (draft_record.py) and the served texts say: does one server's acceptance follow from its drafts and its text, and are
+two servers' drafts and texts the same?
 
 A draft that differs counts as rounding where the standard path's own two best step logits lie closer than the self-check allows (GREEDY_GAP of the
 larger one's magnitude); the rest of its block then follows from another token and is not compared. Of a request that samples nothing of the kind is
@@ -83,8 +83,8 @@ def accept_length(answers: Sequence[Answer]) -> float:
 
 @dataclasses.dataclass
 class Comparison:
-    """Of two servers' answers to the same run. tokens, drafts, blocks: compared. texts: (request, token) where served texts part first. uneven: why blocks
-    were not compared to the end, None where they were."""
+    """Of two servers' answers to the same run. tokens, drafts, blocks: compared. texts: (request, token) where served texts part first. uneven: why
+    blocks were not compared to the end, None where they were."""
 
     tokens: int
     drafts: int
@@ -142,7 +142,7 @@ def compare(off: Sequence[Answer], on: Sequence[Answer], *, greedy: bool) -> Com
 
 def _margin(best: tuple[float, float]) -> tuple[float, float]:
     """(how far apart two step logits are, what rounding explains of it)."""
-    from sgl_lowlatency.runtime.self_check_draft import GREEDY_GAP  # here: it loads the extension, which a comparison without differences does not need
+    from sgl_lowlatency.runtime.self_check_draft import GREEDY_GAP  # here: it loads the extension, which texts and equal drafts do not need
 
     return best[0] - best[1], GREEDY_GAP * max(map(abs, best))
 

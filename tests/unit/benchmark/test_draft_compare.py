@@ -88,7 +88,8 @@ def test_texts_that_part_are_named_and_blocks_behind_other_tokens_not_compared()
     other = answer([BLOCKS[0], (3, 60, (1, 2, 3)), (4, 61, (9, 9, 9))], [50, 51, 52, 60, 61, 62])
     found = draft_compare.compare([answer()], [other], greedy=True)
     assert list(found.problems()) == ["the served texts part: request 0 at token 3"]
-    assert (found.blocks, found.uneven) == (1, "request 0, step 1: drafted behind prefix 13, anchor 53, row 0 of 2 off, prefix 13, anchor 60, row 0 of 2 on")
+    where = [f"prefix 13, anchor {anchor}, row 0 of 2 {arm}" for anchor, arm in ((53, "off"), (60, "on"))]
+    assert (found.blocks, found.uneven) == (1, f"request 0, step 1: drafted behind {', '.join(where)}")
 
 
 def test_batches_composed_otherwise_are_a_problem_of_their_own():
