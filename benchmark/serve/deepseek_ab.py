@@ -207,6 +207,8 @@ def ask(one: server.Server, turn: Turn, record: Path, args) -> None:
             timed = [one.client.timed_replies(prompts, count) for count in (args.short, args.long)]
             timings.append(Timing.of(*timed, drafts=not args.no_draft))
         deadline.say(f"{turn.name}, batch {batch}: ms a step", [round(timing.step_ms, 4) for timing in timings])
+        if args.device == "cuda" and min(timing.step_ms for timing in timings) <= 0:  # on a CPU that others use nothing is made of them
+            turn.problems.append(f"{turn.name}, batch {batch}: a long generation took no longer than a short one")
 
 
 def run_turn(index: int, arm: str, args) -> Turn:

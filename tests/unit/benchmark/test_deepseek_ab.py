@@ -139,6 +139,14 @@ def test_a_server_that_dies_is_a_problem_and_what_was_measured_stays(run):
     assert content["rows"][0]["off_ms"] == [10.0, 10.0] and "on_ms" not in content["rows"][0]
 
 
+def test_slopes_that_no_server_can_have_are_a_problem(run):
+    def timed(server, prompts, count):
+        return 1.0 / count, [server._reply(prompt, count) for prompt in prompts]
+
+    status, content = run("--turns", "off", "--batches", "1", timed_replies=timed)
+    assert status == 1 and content["problems"] == ["1-off, batch 1: a long generation took no longer than a short one"]
+
+
 def test_plain_decode_has_texts_and_steps(run):
     log = "NVIDIA megakernel: active (x)\ndecode_step self-check: 1 rows: passed"
     metrics = {'sgl_lowlatency:decode_steps_total{mode="decode",rows="1"}': 9.0}
