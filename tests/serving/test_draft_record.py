@@ -1,6 +1,6 @@
 """deepseek_ab.py as it runs on a GPU, of a tiny dense model with a DSPARK draft: two real servers one after the other, whose drafts the recorder
-takes from SGLang's own worker. The kernel is in emulation, cpu_speculation.py in place of what SGLang has for CUDA only; there SGLang proposes eagerly, so
-decode_step is what the plugin adds, and sampled acceptance, a CUDA kernel, is left out.
+takes from SGLang's own worker. The kernel is in emulation, cpu_speculation.py in place of what SGLang has for CUDA only; there SGLang proposes
+eagerly, so decode_step is what the plugin adds, and sampled acceptance, a CUDA kernel, is left out.
 
 Oracle: the forced text (benchmark/forced_text.py), which the draft proposes: every draft is accepted.
 """
