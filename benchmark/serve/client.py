@@ -82,8 +82,11 @@ class Client:
         body = {"input_ids": prompts, "sampling_params": params, "stream": False}
         if top:
             body |= {"return_logprob": True, "top_logprobs_num": top}
-        answer = self.post("/generate", body)
-        return [_reply(item) for item in answer]
+        return self.replies(body)
+
+    def replies(self, body: dict) -> list[Reply]:
+        """One batched request with fields of the caller's own. Raises RuntimeError as `post` does."""
+        return [_reply(item) for item in self.post("/generate", body)]
 
     def flush(self) -> None:
         """Empties the prefix cache and what NGRAM has seen, once the server is idle. Raises RuntimeError when it is not within 30 s."""
