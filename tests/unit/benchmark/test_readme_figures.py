@@ -64,7 +64,7 @@ def test_the_times_of_experts():
     assert (*times[:2], *times[3:]) == tuple(f"{median(moe[batch][arm]):.2f}" for batch in (1, 2, 4, 8) for arm in ("off_ms", "on_ms"))
 
 
-def test_the_times_of_fp8_experts_and_of_two_gpus():
+def test_the_times_of_fp8_experts():
     pair = r"([\d.]+) to ([\d.]+)"
     experts = re.search(rf"where few experts are read: {pair} ms at one request, ([\d.]+) ×, {pair} at two, ([\d.]+) ×, {pair} at four, ([\d.]+) ×", WORDS).groups()
     fp8 = {row["batch"]: row for row in rows_of("served-qwen3-30b-a3b-fp8")}
@@ -73,11 +73,23 @@ def test_the_times_of_fp8_experts_and_of_two_gpus():
         for figure in (*(f"{median(fp8[batch][arm]):.2f}" for arm in ("off_ms", "on_ms")), f"{fp8[batch]['ratio']:.2f}")
     )
     assert fp8[8]["ratio_ci95"][1] < 1, "the reason for the limit of four rows"
-    gpus = re.search(rf"not decidable at one, two and four requests \({pair}, {pair} and {pair} ms, intervals around 1\), ([\d.]+) × at eight, {pair}", WORDS).groups()
-    two = {row["batch"]: row for row in rows_of("served-qwen3-8b-tp2")}
-    assert gpus[:6] == tuple(f"{median(two[batch][arm]):.2f}" for batch in (1, 2, 4) for arm in ("off_ms", "on_ms"))
-    assert gpus[6:] == (f"{two[8]['ratio']:.2f}", *(f"{median(two[8][arm]):.2f}" for arm in ("off_ms", "on_ms")))
-    assert all(two[batch]["tp"] == 2 for batch in two) and all(two[batch]["ratio_ci95"][0] < 1 < two[batch]["ratio_ci95"][1] for batch in (1, 2, 4))
+
+
+def test_the_times_of_two_gpus():
+    pair = r"([\d.]+) to ([\d.]+)"
+    found = re.search(rf"served, {pair} ms at one request, ([\d.]+) ×, {pair} at two, ([\d.]+) ×, {pair} at four, ([\d.]+) ×, and {pair} at eight, ([\d.]+) ×", WORDS)
+    rows = {row["batch"]: row for row in rows_of("served-qwen3-8b-tp2")}
+    assert found.groups() == tuple(
+        figure for batch in (1, 2, 4, 8)
+        for figure in (*(f"{median(rows[batch][arm]):.2f}" for arm in ("off_ms", "on_ms")), f"{rows[batch]['ratio']:.2f}")
+    )
+    assert all(row["tp"] == 2 and row["ratio_ci95"][0] > 1 for row in rows.values())
+    whole, split = re.search(r"the step alone takes ([\d.]+) ms where one GPU's takes ([\d.]+)", WORDS).groups()[::-1]
+    step = {row["form"]: median(row["on_ms"]) for row in rows_of("kernel-parallel-step") if row["rows"] == 1 and "on_ms" in row}
+    assert (whole, split) == (f"{step['whole']:.2f}", f"{step['served']:.2f}")
+    checks = {row["case"]: row for row in rows_of("ranks-check")}
+    assert checks["launches"]["launches"] == 1_000_000 and len(checks["killed"]["records"]) == 1
+    assert not any(row["problems"] for row in checks.values())
 
 
 def test_the_gains_of_sessions():
