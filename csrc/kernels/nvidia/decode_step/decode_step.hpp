@@ -17,7 +17,7 @@
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
 //           the attention items (cut on the device from the lengths), and behind its first gate_up tiles the layer's upkeep. Of a MoE layer,
-//           qkv | attention | out_proj | router | routing, upkeep | gate_up, the block's share of the active experts' tiles | down.
+//           qkv | attention | out_proj | router | clears, routing, fence | gate_up, the block's share of the active experts' tiles | down.
 // Hand-over every word is its own flag (sync/handover.hpp): a phase polls the words it needs and stores its results, no more.
 //           Words are used again kGenerations layers later, cleared and ordered meanwhile (stages/generations.hpp).
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
@@ -199,8 +199,8 @@ SGL_NO_UNROLL
   }
 
   // qkv, out_proj and router are one piece of code here. The panel that the router multiplies is gate_up's too: a block without tiles of the router
-  // loads it all the same. The upkeep lies behind the routing, where the first experts' weights are on their way, and at a place of its own: how many
-  // tiles of gate_up a block has is known on the device only. Entry: all consumer threads.
+  // loads it all the same. The upkeep has places of its own, since how many tiles of gate_up a block has is known on the device only: its clears are
+  // asked for in front of the routing, and made when its fence comes, behind it, where the first experts' weights are on their way. Entry: all consumer threads.
   SGL_DEVICE void run_moe_layer(int32_t layer) {
     static_assert(abi::kOpQkv == 0 && abi::kOpOutProj == 1, "the first operations are numbered as they run");
     const Ops ops{*this, layer};
@@ -214,13 +214,11 @@ SGL_NO_UNROLL
         if (op == abi::kOpOutProj) take_sums(p, s, layer, op);
       }
     }
-    if (kClearsFirst) begin_layer_upkeep(layer);
+    begin_layer_upkeep(layer);
     route_rows<kExpertWords>(p, s, layer);
     const GateUpBegin<kElementBytes> gate_up = begin_expert_gate_up<kElementBytes>(p, s, layer);
-    if (!kClearsFirst) begin_layer_upkeep(layer);
-    if (!kFenceBehindGateUp) finish_layer_upkeep(layer);
+    finish_layer_upkeep(layer);
     run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, gate_up, cursor, partial);
-    if (kFenceBehindGateUp) finish_layer_upkeep(layer);
     run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
     if constexpr (kIsParallel) take_sums(p, s, layer, abi::kOpDown);
   }
