@@ -25,7 +25,7 @@
 #                     call on the same host goes on with the next (about 19 min in all)
 #          replay-aiperf, replay-scenario  Qwen3-8B by aiperf, from the wheels in WHEELS, a folder; scenario: with thinking time, 120 s a run at 1
 #                     and 4 (about 16 min each: calls of 580 s that go on). `benchmark.replay … --dry-run` tells what its arguments take
-#          ranks      two GPUs: the tensor-parallel step in every form and its timeline, a layer's sums against NCCL and SGLang, a million launches, a killed
+#          ranks      two GPUs: the tensor-parallel step and its timeline, a layer's sums against NCCL and SGLang, a million launches, a killed
 #                     rank; no server (about 4 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #

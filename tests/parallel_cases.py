@@ -8,7 +8,7 @@ from decode_step_cases import assert_pool_untouched
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import DecodeStep
 from sgl_lowlatency.kernels.fault import describe_fault
-from sgl_lowlatency.kernels.rank_group import TIMELINE_POINTS, Trial
+from sgl_lowlatency.kernels.rank_group import TIMELINE_POINTS
 from sgl_lowlatency.kernels.virtual_ranks import VirtualRanks, virtual_groups
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.validate import validate
@@ -17,11 +17,11 @@ from sgl_lowlatency.reference.step import StepOutputs, read_kv_rows
 
 
 class RankRunner:
-    """One DecodeStep a rank, over workspaces in one memory. geometry, weights: the whole model's. rows: that there are plans for. form: of FORMS' bits, None
-    of the served step. is_timed: with a timeline a rank, in `timelines`."""
+    """One DecodeStep a rank, over workspaces in one memory. geometry, weights: the whole model's. rows: that there are plans for.
+    is_timed: with a timeline a rank, in `timelines`."""
 
     def __init__(self, geometry, weights, num_ranks, rows, grid, emulation=None, rows_per_request=None, captured=(), deadline_s=0.05,
-                 panel_budget_bytes=64 * 1024, shared_memory_bytes=232448, form=None, is_timed=False):
+                 panel_budget_bytes=64 * 1024, shared_memory_bytes=232448, is_timed=False):
         self.geometry, self.weights, self.num_ranks = geometry, weights, num_ranks
         self.device = weights.embedding.device
         self.local = geometry.shard(num_ranks)
@@ -36,11 +36,10 @@ class RankRunner:
         groups = virtual_groups(num_ranks, max(rows), geometry.hidden, geometry.vocab, self.device)
         points = (grid, geometry.num_layers, len(TIMELINE_POINTS))
         self.timelines = [torch.zeros(points, dtype=torch.int64, device=self.device) if is_timed else None for _ in groups]
-        self.is_trial = form is not None or is_timed
-        trials = [Trial(form or 0, timeline) if self.is_trial else None for timeline in self.timelines]
+        self.is_timed = is_timed
         self.steps = [
-            DecodeStep(self.local, self.plans, shard, self.device, deadline_s, group=group, trial=trial)
-            for shard, group, trial in zip(self.shards, groups, trials, strict=True)
+            DecodeStep(self.local, self.plans, shard, self.device, deadline_s, group=group, timeline=timeline)
+            for shard, group, timeline in zip(self.shards, groups, self.timelines, strict=True)
         ]
         for step in self.steps:
             step.capture(captured)
@@ -107,9 +106,9 @@ class RankRunner:
                 params, outs = self.steps[rank].prepare(**arguments)
                 written[rank] |= {f"{name} {index}": out for name, out in outs.items()}
                 if launches is None or index < launches[rank]:
-                    streams[rank].append((_C.abi.TrialStepParams if self.is_trial else _C.abi.ParallelStepParams)(params))
+                    streams[rank].append((_C.abi.TimedStepParams if self.is_timed else _C.abi.ParallelStepParams)(params))
                 results[rank].append((used, arguments))
-        report = (_C.trial_step_emulate if self.is_trial else _C.parallel_step_emulate)(
+        report = (_C.timed_step_emulate if self.is_timed else _C.parallel_step_emulate)(
             streams, self.plans[steps[0].rows].grid, slowness=list(slowness), seed=seed, planted=planted, starvation=starvation,
             regions=self.ranks.regions(written) if check_order else [],
         )

@@ -1,17 +1,16 @@
-"""GPU time of decode_step whose model is split over real GPUs, in every form (DESIGN-tp.md), and where a layer of it spends that time.
+"""GPU time of decode_step whose model is split over real GPUs, and where a layer of it spends that time.
 
     python3 -m benchmark.kernels.parallel_step --out OUT [--ranks 2] [--models qwen3-8b] [--rows 1,2,8] [--contexts 1024] [--layers N]
 
 A process a rank, a GPU each. Arms, all on the same weights and the same cached K and V, each with workspaces of its own:
     whole       the whole model's step on each GPU by itself
     served      the tensor-parallel step that servers run
-    FORM        the same with one thing changed: wide stores, narrow fence, both, tagged words, three stages ahead
-    timed FORM  with the clock read at points of a layer: its time says what the clock costs, its phases where a layer's time goes
+    timed       the same with the clock read at points of a layer: its time says what the clock costs, its phases where a layer's time goes
 No server, no scheduler, no sampling: what a served step takes beside `served` is not the kernel's. A step ends with its LM head, as served ones do.
 Graphs of one launch are replayed back to back between two events, behind one replay that brings the ranks together; arms in turn; of every repeat the
 slower rank counts.
 
-Checked before the times: all ranks' hidden states have the same bits, in every form the same, eager and replayed, and are as near to the whole
+Checked before the times: all ranks' hidden states have the same bits, timed or not, eager and replayed, and are as near to the whole
 step's as sums of another order are; logits are written in full. Needs torch, as many GPUs as ranks, and the package; with --device cpu,
 SGL_LOWLATENCY_EMULATE=1 and small shapes. Exit status: 0 if every case was measured and no check failed.
 """
@@ -40,7 +39,7 @@ from sgl_lowlatency.build.rank_group import meet
 from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.decode_step import DecodeStep
 from sgl_lowlatency.kernels.fault import describe_fault
-from sgl_lowlatency.kernels.rank_group import FORMS, Trial
+from sgl_lowlatency.kernels.rank_group import MAX_TIMED_ROWS
 from sgl_lowlatency.plan.static_plan import make_plan
 from sgl_lowlatency.plan.tiles import grid_for
 from sgl_lowlatency.reference.inputs import random_weights
@@ -49,18 +48,15 @@ from sgl_lowlatency.reference.sharding import shard_weights
 MODULE = "benchmark.kernels.parallel_step"
 HIDDEN_RELATIVE_L2 = 0.05  # of hidden states from the whole step's: rounding to bf16 in another order, 36 layers deep
 MEETING_S = 60.0
-MAX_ROWS = 8  # of a form's step
-WHOLE, SERVED = "whole", "served"
-UNTIMED = {**FORMS, "wide stores, narrow fence": FORMS["wide stores"] + FORMS["narrow fence"]}
-TIMED = {SERVED: 0, "narrow fence": FORMS["narrow fence"], "tagged words": FORMS["tagged words"]}
+ARMS = WHOLE, SERVED, TIMED = "whole", "served", "timed"
 LAUNCHES = 8  # whose timelines are read
 
 
 class Arm:
-    """A step and what one case launches of it. timeline: of a timed one."""
+    """A step and what one case launches of it."""
 
-    def __init__(self, name: str, step: DecodeStep, device: torch.device, clock: torch.Tensor | None = None) -> None:
-        self.name, self.step, self.device, self.timeline = name, step, device, clock
+    def __init__(self, name: str, step: DecodeStep, device: torch.device) -> None:
+        self.name, self.step, self.device = name, step, device
         self.replay: Callable[[], None] = self.launch
 
     def begin(self, inputs: Inputs) -> None:
@@ -106,17 +102,11 @@ class Rank:
         self.plans = plans_of(local, grid_for(local, limits.grid))
         self.arms = [Arm(WHOLE, DecodeStep(geometry, whole_plans, weights, device, kernel_deadline_s), device)]
 
-        def add(arm: str, trial: Trial | None, clock: torch.Tensor | None = None) -> None:
+        points = (next(iter(self.plans.values())).grid, local.num_layers, len(timeline.POINTS))
+        for arm, clock in ((SERVED, None), (TIMED, torch.zeros(points, dtype=torch.int64, device=device))):
             group = meet(f"{name}, {arm}", geometry.vocab, self.plans, device, place.group, MEETING_S)
-            step = DecodeStep(local, self.plans, shard, device, kernel_deadline_s, group=group, trial=trial)
-            self.arms.append(Arm(arm, step, device, clock))
-
-        add(SERVED, None)
-        for form, bits in UNTIMED.items():
-            add(form, Trial(bits))
-        for form, bits in TIMED.items():
-            clock = torch.zeros(next(iter(self.plans.values())).grid, local.num_layers, len(timeline.POINTS), dtype=torch.int64, device=device)
-            add(f"timed {form}", Trial(bits, clock), clock)
+            step = DecodeStep(local, self.plans, shard, device, kernel_deadline_s, group=group, timeline=clock)
+            self.arms.append(Arm(arm, step, device))
 
     def attach(self, pool: Pool) -> None:
         """The whole pool to the whole step, this rank's heads of it to the others."""
@@ -176,14 +166,15 @@ class Rank:
             arm.replay()
         return 1e3 * (time.perf_counter() - began) / count
 
-    def phases(self, arm: Arm) -> tuple[list[dict], list[str]]:
-        """(of a timed arm, over LAUNCHES launches and all ranks; why a rank has none: a block without tiles of an operation passes no point of it)."""
-        taken = []
+    def phases(self) -> tuple[list[dict], list[str]]:
+        """(of the timed arm, over LAUNCHES launches and all ranks; why a rank has none: a block without tiles of an operation passes no point of
+        it)"""
+        taken, arm = [], self.arms[ARMS.index(TIMED)]
         self.place.barrier()
         for _ in range(LAUNCHES):
-            arm.timeline.zero_()
+            arm.step.timeline.zero_()
             arm.replay()
-            taken.append(arm.timeline.cpu())
+            taken.append(arm.step.timeline.cpu())
         own, wrong = [], None
         try:
             own = timeline.rows(torch.cat(taken), self.place.rank)
@@ -200,7 +191,7 @@ def row_of(name: str, shape: Shape, num_ranks: int, rows: int, context: int, arm
     tp = 1 if arm == WHOLE else num_ranks
     row = {
         "model": name, "dtype": "bf16", "tp": tp, "mode": "decode", "kernel": "decode_step", "metric": "step", "batch": rows, "rows": rows,
-        "context": context, "layers": shape.num_layers, "form": arm, "on_ms": [round(ms, 5) for ms in on_ms],
+        "context": context, "layers": shape.num_layers, "arm": arm, "on_ms": [round(ms, 5) for ms in on_ms],
         "by_rank_ms": [[round(ms, 5) for ms in of_rank] for of_rank in by_rank], "problems": wrong,
     }  # fmt: skip
     if read_gb_s is not None:
@@ -210,18 +201,19 @@ def row_of(name: str, shape: Shape, num_ranks: int, rows: int, context: int, arm
 
 
 def table(content: dict) -> str:
-    """One line an arm, then the phases of each timed one."""
+    """One line an arm, then the phases of each case."""
     lines = [f"{content['gpu']}, driver {content['driver']}, {content['versions']}"]
-    lines.append(f"{'model':>12} {'tp':>2} {'rows':>4} {'context':>7} {'form':>26} {'ms':>8} {'us a layer':>10} {'of floor':>8}  problems")
+    lines.append(f"{'model':>12} {'tp':>2} {'rows':>4} {'context':>7} {'arm':>6} {'ms':>8} {'us a layer':>10} {'of floor':>8}  problems")
     for row in (row for row in content["rows"] if row["metric"] == "step"):
         ms = stats.median(row["on_ms"])
         share = f"{100 * row['on_floor_share']:.0f} %" if "on_floor_share" in row else "-"
         lines.append(
-            f"{row['model']:>12} {row['tp']:2d} {row['rows']:4d} {row['context']:7d} {row['form']:>26} {ms:8.4f} {1e3 * ms / row['layers']:10.2f}"
+            f"{row['model']:>12} {row['tp']:2d} {row['rows']:4d} {row['context']:7d} {row['arm']:>6} {ms:8.4f} {1e3 * ms / row['layers']:10.2f}"
             f" {share:>8}  {'; '.join(row['problems']) or '-'}"
         )
     for row in (row for row in content["rows"] if row["metric"] == "timeline"):
-        lines += [f"\n{row['model']}, {row['rows']} rows of {row['context']}, timed {row['form']}", timeline.table(row["phases"]) if row["phases"] else "; ".join(row["problems"])]
+        lines.append(f"\n{row['model']}, {row['rows']} rows of {row['context']}")
+        lines.append(timeline.table(row["phases"]) if row["phases"] else "; ".join(row["problems"]))
     return "\n".join(lines)
 
 
@@ -240,16 +232,15 @@ def measure(place: Place, name: str, shape: Shape, args: argparse.Namespace, res
                 wrong = rank.problems()
                 fine = fine and not wrong
                 of_arms = rank.times(args.groups, args.group_ms)
-                phases = {arm.name.removeprefix("timed "): rank.phases(arm) for arm in rank.arms if arm.timeline is not None}
-                fine = fine and not any(missed for _, missed in phases.values())
+                phases, missed = rank.phases()
+                fine = fine and not missed
                 if results is None:
                     continue
                 case = name, shape, place.num_ranks, rows, context
                 for arm, by_rank in zip(rank.arms, of_arms, strict=True):
                     row = results.add(**row_of(*case, arm.name, by_rank, read_gb_s, wrong), plan=rank.plans[rows].hash[:12])
                     deadline.say(f"{name}, {rows} rows of {context}, {arm.name}: {stats.median(row['on_ms']):.4f} ms")
-                for form, (found, missed) in phases.items():
-                    results.add(model=name, tp=place.num_ranks, metric="timeline", rows=rows, context=context, form=form, phases=found, problems=missed)
+                results.add(model=name, tp=place.num_ranks, metric="timeline", rows=rows, context=context, phases=phases, problems=missed)
                 deadline.say("; ".join(wrong) or "output checked")
     except RuntimeError:  # a kernel that ended itself took the CUDA context with it; its record says why
         for arm in rank.arms:
@@ -286,7 +277,7 @@ def main() -> int:
     parser.add_argument("--models", default="qwen3-8b", help=f"comma list out of {', '.join(models.SHAPES)}; dense ones")
     parser.add_argument("--layers", type=int, default=None, help="cut the models to this many layers")
     parser.add_argument("--contexts", type=numbers(1, None), default=(1024,))
-    parser.add_argument("--rows", type=numbers(1, MAX_ROWS), default=(1, 2, 8))
+    parser.add_argument("--rows", type=numbers(1, MAX_TIMED_ROWS), default=(1, 2, 8))
     parser.add_argument("--groups", type=int, default=5, help="times taken of every case")
     parser.add_argument("--group-ms", type=float, default=50.0, help="how long each replays")
     parser.add_argument("--kernel-deadline", type=float, default=5.0, help="deadline of every wait in the kernel, s")

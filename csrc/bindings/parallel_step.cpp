@@ -5,7 +5,7 @@
 
 #include "emulation/parallel_step.hpp"
 #include "launch/parallel_step.hpp"
-#include "launch/trial_step.hpp"
+#include "launch/timed_step.hpp"
 
 namespace sgl_lowlatency {
 namespace {
@@ -64,9 +64,7 @@ void bind_parallel_step(py::module_& m) {
         p.workspaces[rank] = reinterpret_cast<char*>(address);
       }, py::arg("rank"), py::arg("address"));
   a.attr("kTimelinePoints") = py::int_(static_cast<int32_t>(abi::kTimelinePoints));
-#define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int32_t>(abi::name))
-  SGL_CONSTANT(kFormWideStores); SGL_CONSTANT(kFormNarrowFence); SGL_CONSTANT(kFormTagged); SGL_CONSTANT(kFormThreeAhead);
-#undef SGL_CONSTANT
+  a.attr("kMaxTimedRows") = py::int_(abi::kMaxTimedRows);
 #define SGL_POINT(name) points[#name] = static_cast<int32_t>(abi::kPoint##name)
   py::dict points;
   SGL_POINT(Begin); SGL_POINT(QkvOperand); SGL_POINT(Qkv); SGL_POINT(Attention); SGL_POINT(OutProjOperand); SGL_POINT(OutProj); SGL_POINT(Mid);
@@ -74,13 +72,12 @@ void bind_parallel_step(py::module_& m) {
   SGL_POINT(End);
 #undef SGL_POINT
   a.attr("timeline_points") = points;
-  using Trial = abi::TrialStepParams;
-  py::class_<Trial, Params>(a, "TrialStepParams")
-      .def(py::init([] { return Trial{}; }))
-      .def(py::init([](const Trial& other) { return other; }))
-      .def_readwrite("form", &Trial::form)
-      .def_property("timeline", [](const Trial& p) { return reinterpret_cast<uintptr_t>(p.timeline); },
-                    [](Trial& p, uintptr_t address) { p.timeline = reinterpret_cast<uint64_t*>(address); });
+  using Timed = abi::TimedStepParams;
+  py::class_<Timed, Params>(a, "TimedStepParams")
+      .def(py::init([] { return Timed{}; }))
+      .def(py::init([](const Timed& other) { return other; }))
+      .def_property("timeline", [](const Timed& p) { return reinterpret_cast<uintptr_t>(p.timeline); },
+                    [](Timed& p, uintptr_t address) { p.timeline = reinterpret_cast<uint64_t*>(address); });
   m.def("pack_peer_group", &pack_peer_group, py::arg("rank"), py::arg("layout"), py::arg("workspaces"), "The bytes of a PeerGroup");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("parallel_step_launch_cuda", &launch::parallel_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
@@ -89,15 +86,12 @@ void bind_parallel_step(py::module_& m) {
         py::call_guard<py::gil_scoped_release>());
   m.def("parallel_step_max_blocks", &launch::parallel_step_max_blocks, py::arg("params"), py::arg("is_virtual"),
         "Co-resident blocks of the current device");
-  m.def("trial_step_launch_cuda", &launch::trial_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
+  m.def("timed_step_launch_cuda", &launch::timed_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());
-  m.def("virtual_trial_launch_cuda", &launch::virtual_trial_cuda, py::arg("ranks"), py::arg("grid"), py::arg("stream"),
-        py::call_guard<py::gil_scoped_release>());
-  m.def("trial_step_max_blocks", &launch::trial_step_max_blocks, py::arg("params"), py::arg("is_virtual"),
-        "Co-resident blocks of the current device");
+  m.def("timed_step_max_blocks", &launch::timed_step_max_blocks, py::arg("params"), "Co-resident blocks of the current device");
 #endif
   bind_emulation<Params>(m, "parallel_step_emulate");
-  bind_emulation<abi::TrialStepParams>(m, "trial_step_emulate");
+  bind_emulation<Timed>(m, "timed_step_emulate");
 }
 
 }  // namespace sgl_lowlatency

@@ -18,8 +18,8 @@ struct StepStream {
 // One thread of a launch; of MoE layers. Entry: check_parallel_step has passed.
 void run_parallel_moe_body(const abi::ParallelStepParams& params);
 
-// Runs the streams at the same time. Throws std::invalid_argument as check_parallel_step does, of TrialStepParams as check_trial_step does.
+// Runs the streams at the same time. Throws std::invalid_argument as check_parallel_step does, of TimedStepParams as check_timed_step does.
 Report parallel_step(const std::vector<StepStream<abi::ParallelStepParams>>& streams, const Options& options);
-Report parallel_step(const std::vector<StepStream<abi::TrialStepParams>>& streams, const Options& options);
+Report parallel_step(const std::vector<StepStream<abi::TimedStepParams>>& streams, const Options& options);
 
 }  // namespace sgl_lowlatency::emulation

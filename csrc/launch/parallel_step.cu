@@ -1,6 +1,7 @@
 // CUDA side of launch/parallel_step.hpp, and its instances: decode steps, heads of 128, up to 16 rows; of MoE layers up to 128 experts.
 #include "launch/parallel_step.hpp"
 
+#include <stdexcept>
 #include <string>
 
 #include "kernels/nvidia/decode_step/decode_step_parallel.cuh"
@@ -43,6 +44,23 @@ VirtualKernel select_virtual_kernel(const abi::ParallelStepParams& p) {
   return p.rows <= 8 ? select_virtual_layers<1>(p) : select_virtual_layers<2>(p);
 }
 
+// The parameters of one launch of virtual ranks. Throws std::invalid_argument for ranks that are not a launch's.
+abi::VirtualRanks virtual_ranks(const std::vector<abi::ParallelStepParams>& ranks, int32_t grid) {
+  const size_t num_ranks = ranks.size();
+  if (num_ranks < 1 || num_ranks > abi::kMaxVirtualRanks) {
+    throw std::invalid_argument("decode_step: " + std::to_string(num_ranks) + " virtual ranks are not 1.." + std::to_string(abi::kMaxVirtualRanks));
+  }
+  abi::VirtualRanks all{};
+  for (size_t i = 0; i < num_ranks; ++i) {
+    check_parallel_step(ranks[i], grid);
+    if (ranks[i].rows != ranks[0].rows || ranks[i].shared.total_bytes != ranks[0].shared.total_bytes) {
+      throw std::invalid_argument("decode_step: virtual ranks of one launch have different steps");
+    }
+    all.of[i] = ranks[i];
+  }
+  return all;
+}
+
 }  // namespace
 
 void parallel_step_cuda(const abi::ParallelStepParams& params, int32_t grid, uintptr_t stream) {
@@ -51,7 +69,7 @@ void parallel_step_cuda(const abi::ParallelStepParams& params, int32_t grid, uin
 }
 
 void virtual_step_cuda(const std::vector<abi::ParallelStepParams>& ranks, int32_t grid, uintptr_t stream) {
-  const auto all = virtual_ranks<abi::VirtualRanks>(ranks, grid);
+  const abi::VirtualRanks all = virtual_ranks(ranks, grid);
   launch_cooperative(kStepName, select_virtual_kernel(ranks[0]), all, step_shape(ranks[0], grid, ranks.size()), stream);
 }
 

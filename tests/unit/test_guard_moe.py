@@ -81,11 +81,11 @@ def test_an_unserved_model_field_is_one_reason(fields, reason):
 
 
 def test_fp8_experts_and_many_draft_tokens():
-    assert reasons(cfg=moe_server(speculative_num_draft_tokens=4), quantization_config=FP8_BLOCKS) == []
-    (reason,) = reasons(cfg=moe_server(speculative_num_draft_tokens=5), quantization_config=FP8_BLOCKS)
-    why = "every step would have more than 4 rows, where SGLang's forward is faster"
-    assert reason == f"--speculative-num-draft-tokens 5 is not served with a MoE model in FP8: {why}"
-    assert reasons(cfg=moe_server(speculative_num_draft_tokens=5)) == []
+    assert reasons(cfg=moe_server(speculative_num_draft_tokens=8), quantization_config=FP8_BLOCKS) == []
+    (reason,) = reasons(cfg=moe_server(speculative_num_draft_tokens=9), quantization_config=FP8_BLOCKS)
+    why = "every step would have more than 8 rows, which were not compared with SGLang's"
+    assert reason == f"--speculative-num-draft-tokens 9 is not served with a MoE model in FP8: {why}"
+    assert reasons(cfg=moe_server(speculative_num_draft_tokens=9)) == []
 
 
 def test_fp8_experts_on_several_gpus():

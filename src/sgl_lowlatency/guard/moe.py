@@ -59,7 +59,7 @@ def moe_config_reasons(cfg: Any, hf_config: Any) -> list[str]:
         reasons.append(f"--tp-size {cfg.tp_size} is not served with a MoE model in FP8: that has no kernel yet")
     drafts = getattr(cfg, "speculative_num_draft_tokens", None) or 0
     if is_fp8 and drafts > FP8_EXPERT_ROWS:
-        why = f"every step would have more than {FP8_EXPERT_ROWS} rows, where SGLang's forward is faster"
+        why = f"every step would have more than {FP8_EXPERT_ROWS} rows, which were not compared with SGLang's"
         reasons.append(f"--speculative-num-draft-tokens {drafts} is not served with a MoE model in FP8: {why}")
     if (algorithm := getattr(cfg, "speculative_algorithm", None)) in CAPTURING:
         why = "its drafts read inputs of layers, which has not been tested"

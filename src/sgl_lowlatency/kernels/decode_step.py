@@ -17,7 +17,7 @@ from sgl_lowlatency.kernels.decode_step_tensors import DecodeStepWeights, LayerT
 from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
 from sgl_lowlatency.kernels.geometry import Geometry
 from sgl_lowlatency.kernels.host_words import COUNTER_BYTES, FAULT_BYTES, GROUP_BYTES, HostWords, kernel_device
-from sgl_lowlatency.kernels.rank_group import RankGroup, Trial
+from sgl_lowlatency.kernels.rank_group import RankGroup
 
 if TYPE_CHECKING:
     from sgl_lowlatency.plan.static_plan import StaticPlan
@@ -44,7 +44,9 @@ class DecodeStep:
 
     geometry: sizes; max_position must be the rows of weights.cos_sin. plans: rows -> StaticPlan, all of one grid, sharing
     one workspace; a plan's rows_per_request says how a step of that many rows is made up. weights: read in place, must stay alive and unmoved. deadline_s: of every wait in the kernel.
-    group: of a tensor-parallel step, whose geometry and weights are then a rank's share; None: it is alone. trial: of a group's step, another form.
+    group: of a tensor-parallel step, whose geometry and weights are then a rank's share; None: it is alone.
+    timeline: of a group's step, which is timed then: int64 [grid, num_layers, points] on the device, gets the clock at abi::TimelinePoint's points.
+    For benchmarks and tests: decode steps of bf16 dense layers, up to MAX_TIMED_ROWS rows. None: the served step.
     Raises ValueError for a tensor or plan that does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
@@ -57,7 +59,7 @@ class DecodeStep:
         deadline_s: float,
         emulation: EmulationOptions | None = None,
         group: RankGroup | None = None,
-        trial: Trial | None = None,
+        timeline: torch.Tensor | None = None,
     ):
         device = kernel_device(device)
         if not deadline_s > 0:
@@ -74,11 +76,11 @@ class DecodeStep:
             raise ValueError(f"the plans are not for weights {'without' if weights.lm_head is None else 'with'} an LM head")
 
         self.geometry, self.device, self.grid, self.group = geometry, device, grids.pop(), group
-        if trial is not None and group is None:
-            raise ValueError("trial: the step has no group")
-        if trial is not None and trial.timeline is not None:
-            require_tensor("timeline", trial.timeline, (self.grid, geometry.num_layers, _C.abi.kTimelinePoints), torch.int64, device)
-        self.trial = trial
+        if timeline is not None:
+            if group is None:
+                raise ValueError("timeline: the step has no group")
+            require_tensor("timeline", timeline, (self.grid, geometry.num_layers, _C.abi.kTimelinePoints), torch.int64, device)
+        self.timeline = timeline
         self.emulation = emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated launch
         self._failure: str | None = None  # of an emulated launch, in words
@@ -193,7 +195,7 @@ class DecodeStep:
         elif self.group is None:
             _C.decode_step_launch_cuda(params, self.grid, stream)
         else:
-            (_C.parallel_step_launch_cuda if self.trial is None else _C.trial_step_launch_cuda)(params, self.grid, stream)
+            (_C.parallel_step_launch_cuda if self.timeline is None else _C.timed_step_launch_cuda)(params, self.grid, stream)
 
     def prepare(
         self,
@@ -299,10 +301,11 @@ class DecodeStep:
     def _make_params(self, rows: int, plan: StaticPlan, deadline_s: float):
         if plan.rows != rows:
             raise ValueError(f"the plan for rows {rows} was made for {plan.rows}")
-        params = _C.abi.DecodeStepParams() if self.group is None else _C.abi.ParallelStepParams() if self.trial is None else _C.abi.TrialStepParams()
-        if self.trial is not None:
-            params.form = self.trial.form
-            params.timeline = 0 if self.trial.timeline is None else self.trial.timeline.data_ptr()
+        if self.timeline is not None:
+            params = _C.abi.TimedStepParams()
+            params.timeline = self.timeline.data_ptr()
+        else:
+            params = _C.abi.DecodeStepParams() if self.group is None else _C.abi.ParallelStepParams()
         if self.group is not None:
             self.group.fill(params, self.geometry.vocab)
             params.rank = self.group.rank
@@ -335,7 +338,7 @@ class DecodeStep:
                 if self.group is None:
                     blocks = _C.decode_step_max_blocks(params)
                 else:
-                    blocks = (_C.parallel_step_max_blocks if self.trial is None else _C.trial_step_max_blocks)(params, False)
+                    blocks = _C.parallel_step_max_blocks(params, False) if self.timeline is None else _C.timed_step_max_blocks(params)
             if blocks < self.grid:
                 raise RuntimeError(f"decode_step for {rows} rows needs {self.grid} blocks resident at once; this GPU holds {blocks}")
 
@@ -356,7 +359,7 @@ class DecodeStep:
         if self.group is None:
             report = _C.emulation_launch(params, self.grid, options.seed, options.planted, options.starvation, regions)
         else:
-            report = (_C.parallel_step_emulate if self.trial is None else _C.trial_step_emulate)(
+            report = (_C.parallel_step_emulate if self.timeline is None else _C.timed_step_emulate)(
                 [[params]], self.grid, seed=options.seed, planted=options.planted, starvation=options.starvation, regions=regions,
                 is_shared=self.group.workspaces.layout.num_ranks > 1,
             )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 
-import torch
-
 from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
@@ -14,23 +12,8 @@ from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
 PEER_COPIES: int = _C.abi.kPeerCopies  # of the words that ranks push to each other, in a workspace
 MAX_ROWS: int = _C.abi.kMaxParallelRows  # of a tensor-parallel step
 MAX_VIRTUAL_RANKS: int = _C.abi.kMaxVirtualRanks  # of one launch
-FORMS = {  # bits
-    "wide stores": _C.abi.kFormWideStores, "narrow fence": _C.abi.kFormNarrowFence, "tagged words": _C.abi.kFormTagged,
-    "three ahead": _C.abi.kFormThreeAhead,
-}  # fmt: skip
+MAX_TIMED_ROWS: int = _C.abi.kMaxTimedRows  # of a timed step
 TIMELINE_POINTS: dict[str, int] = _C.abi.timeline_points  # abi::TimelinePoint without its prefix
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """A step of another form than the served one, or a timed one: decode, bf16, dense layers, up to 8 rows; for benchmarks and tests.
-
-    form: the sum of FORMS that it has, 0 of the served one. timeline: int64 [grid, num_layers, points] on the device gets the clock at the points of
-    abi::TimelinePoint; None: nobody looks.
-    """
-
-    form: int = 0
-    timeline: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,8 +35,8 @@ class VirtualRanks:
         groups = [step.group for step in steps]
         if any(group is None or group.rank != rank or group.workspaces.layout.num_ranks != len(steps) for rank, group in enumerate(groups)):
             raise ValueError(f"these {len(steps)} steps are not the ranks of one group, in order")
-        if len({step.trial is None for step in steps}) != 1:
-            raise ValueError("virtual ranks disagree: some are trials")
+        if len({step.timeline is None for step in steps}) != 1:
+            raise ValueError("virtual ranks disagree: some are timed")
         if len({(step.grid, step.device) for step in steps}) != 1:
             raise ValueError(f"virtual ranks disagree: grids {[step.grid for step in steps]}")
         self.steps, self.device, self.grid = list(steps), steps[0].device, steps[0].grid
@@ -47,14 +47,16 @@ class VirtualRanks:
 
     def launch(self, arguments: Sequence[Mapping[str, Any]], stream: int = 0) -> None:
         """One step of every rank. arguments: of each, what DecodeStep.prepare takes, rows alike. Raises as DecodeStep.launch."""
+        if self.device.type == "cuda" and self.steps[0].timeline is not None:
+            raise ValueError("timed virtual ranks have no launch in common on CUDA; each has its own")
         prepared = [step.prepare(**one) for step, one in zip(self.steps, arguments, strict=True)]
         if self.device.type == "cuda":
-            (_C.virtual_step_launch_cuda if self.steps[0].trial is None else _C.virtual_trial_launch_cuda)([params for params, _ in prepared], self.grid, stream)
+            _C.virtual_step_launch_cuda([params for params, _ in prepared], self.grid, stream)
             return
         if faults := self.faults():
             raise DecodeStepFault(f"an earlier launch failed: {faults[0]}")
         options = self.emulation
-        emulate = _C.parallel_step_emulate if self.steps[0].trial is None else _C.trial_step_emulate
+        emulate = _C.parallel_step_emulate if self.steps[0].timeline is None else _C.timed_step_emulate
         self.last_report = report = emulate(
             [[params] for params, _ in prepared], self.grid, seed=options.seed, planted=options.planted, starvation=options.starvation,
             regions=self.regions([outputs for _, outputs in prepared]) if options.check_order else [],
@@ -82,7 +84,7 @@ class VirtualRanks:
         """Raises RuntimeError when the GPU does not hold all ranks' blocks at once. Call behind attach_kv."""
         for rows, params in self.steps[0]._params.items():
             with torch.cuda.device(self.device):
-                blocks = (_C.parallel_step_max_blocks if self.steps[0].trial is None else _C.trial_step_max_blocks)(params, True)
+                blocks = _C.parallel_step_max_blocks(params, True)
             if blocks < self.grid * len(self.steps):
                 needed = f"{len(self.steps)} virtual ranks of {self.grid} blocks"
                 raise RuntimeError(f"{needed} need more than the {blocks} that this GPU holds at {rows} rows")

@@ -2,8 +2,8 @@
 
 The kernel (stages/generations.hpp, stages/upkeep.hpp): in layer l the owners of `down` tiles clear the generation of layer
 l + clear_ahead, behind their first tile of gate_up; behind the second, every consumer thread of every block fences, between two
-barriers. In a MoE layer both lie behind the routing, in front of all tiles of gate_up. A word read orders its reader's next fence
-after its writer's last fence before the word, and nothing else does. Launches follow one another.
+barriers. In a MoE layer the clears lie in front of the routing and the fence behind it, both in front of all tiles of gate_up. A word
+read orders its reader's next fence after its writer's last fence before the word, and nothing else does. Launches follow one another.
 
 So there are two nodes a block and layer. `release`: what the block did before the barrier in front of its fence, and what it
 had received before that. `acquire`: what lies behind the barrier after the fence, where each thread has received what the words

@@ -37,23 +37,21 @@ def test_a_rank_that_fails_is_the_status_whoever_still_runs(tmp_path, monkeypatc
     assert ranks.run("one_hangs", [], 2, 60.0) == 3
 
 
-def test_every_form_of_a_step_on_two_ranks(tmp_path, repo_root):
+def test_a_step_on_two_ranks_served_and_timed(tmp_path, repo_root):
     words = ("--models", "qwen3-tiny", "--layers", "2", "--rows", "2", "--contexts", "9", "--groups", "1", "--group-ms", "0",
              "--kernel-deadline", "120")  # fmt: skip
     content, printed = run(parallel_step, "kernel-parallel-step", tmp_path, repo_root, *words)
     steps = [row for row in content["rows"] if row["metric"] == "step"]
-    forms = ["whole", "served", *parallel_step.UNTIMED, *(f"timed {form}" for form in parallel_step.TIMED)]
-    assert [row["form"] for row in steps] == forms and all(row["problems"] == [] and len(row["by_rank_ms"]) == 2 for row in steps)
-    timed = [row for row in content["rows"] if row["metric"] == "timeline"]
-    assert [row["form"] for row in timed] == list(parallel_step.TIMED)
-    for row in timed:
-        layers = {phase["rank"]: phase["mean_us"] for phase in row["phases"] if phase["phase"] == "layer"}
-        assert layers.keys() == {0, 1} and all(mean > 0 for mean in layers.values())
-        for rank, mean in layers.items():
-            of_layer = {name for name, *_ in timeline.PHASES}
-            parts = sum(phase["mean_us"] for phase in row["phases"] if phase["rank"] == rank and phase["phase"] in of_layer)
-            assert parts == pytest.approx(mean, rel=1e-3, abs=0.02)
-    assert "--rank" not in content["command"] and "timed tagged words\nus a layer" in printed
+    assert [row["arm"] for row in steps] == ["whole", "served", "timed"]
+    assert all(row["problems"] == [] and len(row["by_rank_ms"]) == 2 for row in steps)
+    (row,) = [row for row in content["rows"] if row["metric"] == "timeline"]
+    layers = {phase["rank"]: phase["mean_us"] for phase in row["phases"] if phase["phase"] == "layer"}
+    assert row["problems"] == [] and layers.keys() == {0, 1} and all(mean > 0 for mean in layers.values())
+    for rank, mean in layers.items():
+        of_layer = {name for name, *_ in timeline.PHASES}
+        parts = sum(phase["mean_us"] for phase in row["phases"] if phase["rank"] == rank and phase["phase"] in of_layer)
+        assert parts == pytest.approx(mean, rel=1e-3, abs=0.02)
+    assert "--rank" not in content["command"] and "qwen3-tiny, 2 rows of 9\nus a layer" in printed
 
 
 def test_launches_end_and_a_killed_process_stops_the_other(tmp_path, repo_root):
@@ -98,18 +96,18 @@ def rank(monkeypatch):
     return one
 
 
-def test_a_form_with_other_bits_is_named(rank):
+def test_a_step_with_other_bits_is_named(rank):
     assert rank.problems() == []
-    tagged = next(arm for arm in rank.arms if arm.name == "tagged words")
+    timed = next(arm for arm in rank.arms if arm.name == "timed")
 
     def spoiled():
-        tagged.launch()
-        tagged.hidden[0, 3] *= 1.02
-        tagged.logits[1, 0] = float("nan")
+        timed.launch()
+        timed.hidden[0, 3] *= 1.02
+        timed.logits[1, 0] = float("nan")
 
-    tagged.replay = spoiled
+    timed.replay = spoiled
     assert rank.problems() == [
-        "rank 0: tagged words, replayed: logits are not written in full", "other bits than served, eager on rank 0: tagged words, replayed on rank 0",
+        "rank 0: timed, replayed: logits are not written in full", "other bits than served, eager on rank 0: timed, replayed on rank 0",
     ]
 
 

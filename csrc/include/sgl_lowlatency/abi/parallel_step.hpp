@@ -10,6 +10,7 @@ constexpr int32_t kPeerClearAhead = 3;   // layer l clears those of layer l + kP
 constexpr int32_t kPeerCopies = 2 * kPeerGenerations;  // SymmetricLayout::copies: of a layer, out_proj's and down's
 static_assert(kGenerations % kPeerGenerations == 0, "a layer's copies follow from its generation of the hand-over buffers");
 constexpr int32_t kMaxParallelRows = 16;  // rows of a step
+constexpr int32_t kMaxTimedRows = 8;      // of a timed step
 constexpr int32_t kMaxVirtualRanks = 4;   // of one launch: kernel parameters are 4096 bytes
 
 // The step is the rank's share: its heads, its channels of the MLP or of every expert, `geometry.vocab` columns of logits; all else is the whole
@@ -21,14 +22,6 @@ struct ParallelStepParams : DecodeStepParams {
   int32_t vocab_shard;          // rows of `embedding`: rank r has those of ids r * vocab_shard and following
 };
 static_assert(kMaxVirtualRanks * sizeof(ParallelStepParams) <= 4096, "kernel parameters");
-
-// How ranks tell each other their sums: choices that are open (DESIGN-tp.md), bits of a form. ParallelStepParams has form 0.
-enum PeerForm : int32_t {
-  kFormWideStores = 1,   // a store has four columns instead of two
-  kFormNarrowFence = 2,  // of a block's warps only those that push or take fence at system scope, the others at gpu scope
-  kFormTagged = 4,       // a word comes with its layer's number, 64 bits at once: nothing is cleared, nothing fenced at system scope
-  kFormThreeAhead = 8,   // a ring's worth of an operation's first stages is asked for three at a time instead of kMaxStagesInFlightAhead
-};
 
 // Where a layer of a dense step reads the clock, in this order.
 enum TimelinePoint : int32_t {
@@ -50,35 +43,14 @@ enum TimelinePoint : int32_t {
   kTimelinePoints = 15,
 };
 
-// A step of another form, or one that is timed: decode, bf16, dense layers, up to 8 rows.
-struct TrialStepParams : ParallelStepParams {
-  uint64_t* timeline;  // [grid][num_layers][kTimelinePoints] ns of the GPU's timer, by thread 0 of each block; null: nobody looks
-  int32_t form;        // of PeerForm's bits
+// A step that is timed: decode, bf16, dense layers, up to kMaxTimedRows rows.
+struct TimedStepParams : ParallelStepParams {
+  uint64_t* timeline;  // [grid][num_layers][kTimelinePoints] ns of the GPU's timer, by thread 0 of each block
 };
-
-// The same, of an instance: the form is known when it is compiled. kIsTimed: it has a timeline.
-template <int32_t kForm, bool kIsTimed>
-struct FormedStepParams : TrialStepParams {};
-static_assert(sizeof(FormedStepParams<0, false>) == sizeof(TrialStepParams), "a name for what is compiled");
-
-SGL_ABI_FUNCTION int32_t form_of(const ParallelStepParams&) { return 0; }
-SGL_ABI_FUNCTION int32_t form_of(const TrialStepParams& p) { return p.form; }
-template <int32_t kForm, bool kIsTimed>
-SGL_ABI_FUNCTION int32_t form_of(const FormedStepParams<kForm, kIsTimed>&) { return kForm; }
-SGL_ABI_FUNCTION uint64_t* timeline_of(const DecodeStepParams&) { return nullptr; }
-SGL_ABI_FUNCTION uint64_t* timeline_of(const TrialStepParams& p) { return p.timeline; }
-template <int32_t kForm, bool kIsTimed>
-SGL_ABI_FUNCTION uint64_t* timeline_of(const FormedStepParams<kForm, kIsTimed>& p) { return kIsTimed ? p.timeline : nullptr; }
 
 // Several ranks that share a GPU, each with memory of its own.
 struct VirtualRanks {
   ParallelStepParams of[kMaxVirtualRanks];
 };
-
-template <int32_t kForm, bool kIsTimed>
-struct VirtualForms {
-  FormedStepParams<kForm, kIsTimed> of[kMaxVirtualRanks];
-};
-static_assert(sizeof(VirtualForms<0, false>) <= 4096, "kernel parameters");
 
 }  // namespace sgl_lowlatency::abi

@@ -27,7 +27,7 @@ static_assert(sizeof(Rendezvous) == 64, "compared as bytes");
 // State of the owner alone, in its device memory; zero before the first launch.
 struct SymmetricState {
   uint32_t exit_ticket[32];   // [0]: blocks of the reduction that finished; the last one closes the launch
-  uint64_t launches[16];      // [0]: closed; launch number n uses parity n % kParities; decode_step with tagged words: [0], positions of closed launches
+  uint64_t launches[16];      // [0]: closed; launch number n uses parity n % kParities
   int32_t used_rows[32];      // [kParities]: rows of a parity's tiles that are not known to be clear; decode_step: [0], rows of the last launch
 };
 static_assert(sizeof(SymmetricState) % 128 == 0, "counters keep their lines");

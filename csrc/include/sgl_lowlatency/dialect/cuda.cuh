@@ -126,16 +126,6 @@ SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[2]) {
 SGL_DEVICE void store_words_system(uint32_t* p, const uint32_t (&w)[4]) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
-SGL_DEVICE void load_pairs_system(uint64_t (&w)[1], const uint64_t* p) {
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(w[0]) : "l"(p) : "memory");
-}
-SGL_DEVICE void load_pairs_system(uint64_t (&w)[2], const uint64_t* p) {
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1}, [%2];" : "=l"(w[0]), "=l"(w[1]) : "l"(p) : "memory");
-}
-SGL_DEVICE void store_pairs_system(uint64_t* p, const uint64_t (&w)[1]) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(w[0]) : "memory"); }
-SGL_DEVICE void store_pairs_system(uint64_t* p, const uint64_t (&w)[2]) {
-  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(w[0]), "l"(w[1]) : "memory");
-}
 // Floats by name, words by content: the store moves bits.
 SGL_DEVICE void store_words_multicast(uint32_t* p, const uint32_t (&w)[2]) {
   asm volatile("multimem.st.relaxed.sys.global.v2.f32 [%0], {%1,%2};" ::"l"(p), "f"(__uint_as_float(w[0])), "f"(__uint_as_float(w[1])) : "memory");

@@ -162,14 +162,6 @@ template <class T>
 SGL_DEVICE T load_relaxed_system(const T* p) { return __hip_atomic_load((SGL_GLOBAL const T*)p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
 template <class T>
 SGL_DEVICE void store_relaxed_system(T* p, T v) { __hip_atomic_store((SGL_GLOBAL T*)p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM); }
-template <int N>
-SGL_DEVICE void load_pairs_system(uint64_t (&w)[N], const uint64_t* p) {
-  for (int i = 0; i < N; ++i) w[i] = load_relaxed_system(p + i);
-}
-template <int N>
-SGL_DEVICE void store_pairs_system(uint64_t* p, const uint64_t (&w)[N]) {
-  for (int i = 0; i < N; ++i) store_relaxed_system(p + i, w[i]);
-}
 SGL_DEVICE void store_release_system(uint32_t* p, uint32_t v) {
   __hip_atomic_store((SGL_GLOBAL uint32_t*)p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
 }

@@ -44,7 +44,6 @@ uint32_t atomic_cas_u32(uint32_t* address, uint32_t expected, uint32_t desired, 
 void load_word_vector(uint32_t* words, const uint32_t* address, uint32_t num_words, Scope scope);
 void store_word_vector(uint32_t* address, const uint32_t* words, uint32_t num_words, Scope scope);
 void store_word_vector_multicast(uint32_t* address, const uint32_t* words, uint32_t num_words);
-void check_alignment(const void* address, uint32_t bytes, const char* call);
 void wait_for_copies(uint32_t max_pending);
 
 }  // namespace sgl_lowlatency::emulation
@@ -169,19 +168,6 @@ template <int N>
 SGL_DEVICE void store_words_system(uint32_t* address, const uint32_t (&w)[N]) {
   static_assert(N == 1 || N == 2 || N == 4, "one access of 1, 2 or 4 words");
   emulation::store_word_vector(address, w, N, emulation::Scope::kSystem);
-}
-// Each of N = 1, 2 words of 64 bits is atomic by itself. `address` is a multiple of 8N bytes.
-template <int N>
-SGL_DEVICE void load_pairs_system(uint64_t (&w)[N], const uint64_t* address) {
-  static_assert(N == 1 || N == 2, "one access of 1 or 2 pairs");
-  emulation::check_alignment(address, 8 * N, "load_pairs_system");
-  for (int i = 0; i < N; ++i) w[i] = load_relaxed_system(address + i);
-}
-template <int N>
-SGL_DEVICE void store_pairs_system(uint64_t* address, const uint64_t (&w)[N]) {
-  static_assert(N == 1 || N == 2, "one access of 1 or 2 pairs");
-  emulation::check_alignment(address, 8 * N, "store_pairs_system");
-  for (int i = 0; i < N; ++i) store_relaxed_system(address + i, w[i]);
 }
 // `address` lies in one of emulation::Options::multicasts.
 template <int N>

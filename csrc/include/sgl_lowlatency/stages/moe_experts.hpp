@@ -11,6 +11,8 @@
 
 namespace sgl_lowlatency::stages {
 
+constexpr int32_t kMaxTilesPerSum = 8;  // of gate_up, behind one barrier
+
 // The scales of a tile of gate_up of one expert, as load_block_scales: lane i has those of stage i. Asked for a tile ahead. Entry: all lanes of a
 // consumer warp.
 template <int32_t kElementBytes>

@@ -1,6 +1,5 @@
 // The weight ring of MoE layers: what is decided statically streams ahead as ever; an expert's weights wait until the block has routed.
 #pragma once
-#include "sgl_lowlatency/stages/moe_choices.hpp"
 #include "sgl_lowlatency/stages/moe_routing.hpp"
 #include "sgl_lowlatency/stages/weight_ring.hpp"
 
@@ -117,7 +116,7 @@ SGL_DEVICE void produce_moe_weights(const DecodeStepParams& p, const Shared& s, 
     }
     const int32_t num_active = has_experts ? work.num_active() : 0;
     const abi::TileRange columns = s.rows()->tiles[abi::kOpDown];
-    ring.begin_operation(kExpertsAtFullDepth ? 0 : p.num_stages);
+    ring.begin_operation(kElementBytes == 2 ? 0 : p.num_stages);  // faster so in bf16, slower in FP8: DESIGN-moe.md, Measured
     for (GateUpShare own(p, num_active); own.left > 0; own.advance(gate_up.num_tiles)) {
       const int32_t expert = work.expert(own.place), row = own.tile * (abi::kTileRows / 2);
       for (int32_t k = 0; k < gate_up.k_extent; k += kStageK) ring.fill(layer, gate_up_map, row, 2 * expert, k / kChunkK);

@@ -10,7 +10,6 @@ using dialect::Vec16;
 constexpr float kLog2e = 1.4426950408889634f;
 
 SGL_DEVICE int32_t min_int(int32_t a, int32_t b) { return a < b ? a : b; }
-SGL_DEVICE int32_t max_int(int32_t a, int32_t b) { return a > b ? a : b; }
 
 SGL_DEVICE float low_float(uint32_t pair) { return dialect::to_float(bf16{static_cast<uint16_t>(pair & 0xffffu)}); }
 SGL_DEVICE float high_float(uint32_t pair) { return dialect::to_float(bf16{static_cast<uint16_t>(pair >> 16)}); }

@@ -9,7 +9,7 @@
 #include "sgl_lowlatency/abi/parallel_step.hpp"
 #include "sgl_lowlatency/stages/operand.hpp"
 #include "sgl_lowlatency/stages/gemm.hpp"
-#include "sgl_lowlatency/stages/tagged_words.hpp"
+#include "sgl_lowlatency/stages/pushed_tiles.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -24,45 +24,6 @@ SGL_DEVICE sync::FaultSink peer_sink(const ParallelStepParams& p) { return {p.fa
 SGL_DEVICE int32_t peer_copy(const Shared& s, int32_t layer, bool is_down) {
   const int32_t generations = dialect::planted(dialect::Planted::kTwoParities) ? 2 : abi::kPeerGenerations;
   return generation_of(s, layer) % generations * 2 + is_down;
-}
-
-// The fence of form kFormNarrowFence: what a block pushes and takes is ordered by the threads that do so, whose warps are the first ones. What other
-// warps did, clears among it, is in front of it by the barrier before (order_generations). Entry, pairs: order_generations'.
-SGL_DEVICE void order_narrow(const ParallelStepParams& p, const Shared& s) {
-  const int32_t most = max_int(s.rows()->tiles[abi::kOpOutProj].count, s.rows()->tiles[abi::kOpDown].count);
-  constexpr int32_t kItems = 32 / (abi::kTileRows / 2);  // rows of tiles that a warp takes
-  const int32_t warps = max_int(finisher_warps(p.rows, abi::kTileRows / 2), (most * p.rows + kItems - 1) / kItems);
-  dialect::thread_idx() / 32 < warps ? order_generations<true>() : order_generations<false>();
-}
-
-// The fence that orders what is pushed, by the step's form: of a layer, and the first and the last of a launch. Entry: all consumer threads.
-template <class Params>
-SGL_DEVICE void order_peers(const Params& p, const Shared& s, bool is_layers) {
-  const int32_t form = abi::form_of(p);
-  if ((form & abi::kFormTagged) != 0) {
-    if (is_layers) order_generations<false>();
-  } else if ((form & abi::kFormNarrowFence) != 0) {
-    order_narrow(p, s);
-  } else {
-    order_generations<true>();
-  }
-}
-
-// Columns m, m + 1 of a row of the own part of a tile of out_proj or down, to every rank. Entry: all lanes of a warp that has a finisher.
-template <class Params>
-SGL_DEVICE void push_sums(const Params& p, const Shared& s, int32_t layer, bool is_down, const TilePair& pair, bool is_finisher) {
-  const int32_t form = abi::form_of(p);
-  if ((form & abi::kFormTagged) != 0) {
-    const uint32_t words[2] = {dialect::float_to_bits(pair.y[0]), dialect::float_to_bits(pair.y[1])};
-    if (is_finisher) push_tagged(peers_of(p), s, layer, is_down, pair.tile, pair.n, pair.m, words);
-  } else if ((form & abi::kFormWideStores) != 0) {  // neighbouring lanes have neighbouring pairs of a row
-    const float next[2] = {dialect::shuffle_xor(pair.y[0], 1), dialect::shuffle_xor(pair.y[1], 1)};
-    uint32_t words[4] = {dialect::float_to_bits(pair.y[0]), dialect::float_to_bits(pair.y[1]), dialect::float_to_bits(next[0]),
-                         dialect::float_to_bits(next[1])};
-    if (is_finisher && pair.m % 4 == 0) push_words(peers_of(p), peer_copy(s, layer, is_down), pair.tile, pair.n, pair.m, words);
-  } else {
-    if (is_finisher) push_pair(peers_of(p), nullptr, peer_copy(s, layer, is_down), pair.tile, pair.n, pair.m, pair.y);
-  }
 }
 
 // Clears the words of the own tiles that the layer before left. Entry: all consumer threads; the block has taken those sums behind a barrier.
@@ -83,8 +44,7 @@ SGL_DEVICE void clear_pushed_words(const ParallelStepParams& p, const Shared& s,
 
 // The block's own tiles of out_proj or down, all in one trip: a thread has two columns of a row. Entry: all consumer threads, behind the block's
 // last push of the operation.
-template <class Params>
-SGL_DEVICE void take_sums(const Params& p, const Shared& s, int32_t layer, int32_t op) {
+SGL_DEVICE void take_sums(const ParallelStepParams& p, const Shared& s, int32_t layer, int32_t op) {
   constexpr int32_t kPairs = abi::kTileRows / 2;
   const bool is_down = op == abi::kOpDown;
   const abi::TileRange own = s.rows()->tiles[op];
@@ -103,11 +63,7 @@ SGL_DEVICE void take_sums(const Params& p, const Shared& s, int32_t layer, int32
       weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(norm + tile * abi::kTileRows + m));
       float sums[2];
       const abi::PeerPhase phase = is_down ? abi::kPeerDown : abi::kPeerOutProj;
-      if ((abi::form_of(p) & abi::kFormTagged) != 0) {
-        await_tagged_sums<abi::kMaxRanks>(peer_sink(p), peers_of(p), s, phase, layer, is_down, tile, row, m, sums);
-      } else {
-        await_pushed<abi::kMaxRanks>(peer_sink(p), peers_of(p), phase, layer, peer_copy(s, layer, is_down), tile, row, m, sums);
-      }
+      await_pushed<abi::kMaxRanks>(peer_sink(p), peers_of(p), phase, layer, peer_copy(s, layer, is_down), tile, row, m, sums);
       if (!sync::is_written(word)) sync::await_words(fault_sink(p), before, word_idx, word);
       x = pack_bf16(low_float(word[0]) + sums[0], high_float(word[0]) + sums[1]);
     }
@@ -134,34 +90,23 @@ SGL_DEVICE uint32_t await_embedding(const ParallelStepParams& p, int32_t copy, i
 
 // As publish_embedding: the owner of a tile of `down` pushes its columns of the rows that this rank has, then takes those of all rows.
 // Entry: all consumer threads.
-template <class Params>
-SGL_DEVICE void exchange_embedding(const Params& p, const Shared& s, const abi::LayerWeights& first) {
+SGL_DEVICE void exchange_embedding(const ParallelStepParams& p, const Shared& s, const abi::LayerWeights& first) {
   constexpr int32_t kPairs = abi::kTileRows / 2;
   const abi::TileRange own = s.rows()->tiles[abi::kOpDown];
   const int32_t m = dialect::thread_idx() % kPairs * 2, row = dialect::thread_idx() / kPairs, copy = peer_copy(s, -1, true);
-  const bool is_owner = row < p.rows, is_tagged = (abi::form_of(p) & abi::kFormTagged) != 0;
+  const bool is_owner = row < p.rows;
   const int32_t token = is_owner ? s.rows()->row[row].token : 0, from = token / p.vocab_shard;
   if (is_owner && from == p.rank) {
     for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
       const bf16* const embedding = p.embedding + static_cast<int64_t>(token - from * p.vocab_shard) * p.geometry.hidden;
       uint32_t words[1] = {dialect::load_constant(reinterpret_cast<const uint32_t*>(embedding + tile * abi::kTileRows + m))};
-      if (is_tagged) {
-        push_tagged(peers_of(p), s, -1, true, tile, row, m / 2, words);
-      } else {
-        push_words(peers_of(p), copy, tile, row, m / 2, words);
-      }
+      push_words(peers_of(p), copy, tile, row, m / 2, words);
     }
   }
   for (int32_t tile = own.begin; tile < own.begin + own.count; ++tile) {
     uint32_t x = 0, weight = 0;
     if (is_owner) {
-      if (is_tagged) {
-        uint32_t word[1][1] = {};
-        await_tagged(peer_sink(p), peers_of(p), s, abi::kPeerEmbedding, -1, true, from, from + 1, tile, row, m / 2, word);
-        x = word[0][0];
-      } else {
-        x = await_embedding(p, copy, from, tile, row, m);
-      }
+      x = await_embedding(p, copy, from, tile, row, m);
       weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(first.input_norm + tile * abi::kTileRows + m));
     }
     publish_stream(p, s, end_stream(p, -1), tile, m, row, is_owner, x, weight);

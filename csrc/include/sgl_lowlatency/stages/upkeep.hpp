@@ -1,6 +1,6 @@
 // What a block does once a layer beside its work: it clears a generation, orders the clears, and fetches the next layer's pointers
 // and norm weights ahead. All of it happens behind the first tiles of gate_up, the longest operation: the weight ring has just
-// been drained then and refills meanwhile, so that the memory does not notice.
+// been drained then and refills meanwhile, so that the memory does not notice. (Of MoE layers: around the routing, DESIGN-moe.md.)
 #pragma once
 #include "sgl_lowlatency/stages/generations.hpp"
 

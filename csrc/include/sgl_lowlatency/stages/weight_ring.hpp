@@ -22,16 +22,16 @@ struct RingCursor {
 // streamed as the only operation of one more layer.
 // No more than kMaxStagesInFlight are under way: enough to saturate memory, while every further one would only lengthen the
 // queues in which the step's latency-bound loads wait. The stages that a ring's worth of an operation's first tiles fills are asked for
-// while the consumers wait for other blocks: kAhead of them at a time, which leaves the queues shorter still.
+// while the consumers wait for other blocks: kMaxStagesInFlightAhead of them at a time, which leaves the queues shorter still.
 // The wait on `empty` pairs with the consumer warps' arrivals (run_tiles): their reads are done before the copy overwrites them.
 // The announced bytes and the copy complete `full`, which run_tiles waits for. The first pass over the ring finds it empty.
-template <int32_t kElementBytes, int32_t kAhead = abi::kMaxStagesInFlightAhead>
+template <int32_t kElementBytes>
 SGL_DEVICE void produce_weights(const DecodeStepParams& p, const Shared& s, int32_t lane) {
   if (lane != 0) return;
   const sync::FaultSink sink = fault_sink(p);
   RingCursor cursor, landing;  // the next stage to fill; the oldest one whose bytes are still under way
   int32_t in_flight = 0;
-  const int32_t max_in_flight = min_int(abi::kMaxStagesInFlight, p.num_stages), max_ahead = min_int(kAhead, p.num_stages);
+  const int32_t max_in_flight = min_int(abi::kMaxStagesInFlight, p.num_stages), max_ahead = min_int(abi::kMaxStagesInFlightAhead, p.num_stages);
   const abi::WeightMap* map = p.maps;
   const int32_t num_layers = p.geometry.num_layers, all_layers = num_layers + (p.logits != nullptr);
   for (int32_t layer = 0; layer < all_layers; ++layer) {

@@ -12,12 +12,12 @@
 //           blocks stay for all layers. kNTiles: N tiles of the MMA, 1 for 1..8 rows, 2 for 9..16, 4 for 17..32. kElementBytes: of a weight,
 //           2 (bf16) or 1 (FP8). kIsVerify: requests may have several rows (DecodeStepParams::rows_per_request). kExpertWords: 0
 //           for dense layers; else every layer's MLP half is a router and up to 32 kExpertWords experts (DESIGN-moe.md).
-//           kIsParallel: the step is a rank's share of a tensor-parallel group's (DESIGN-tp.md); Params: its parameters, or those of another form.
+//           kIsParallel: the step is a rank's share of a tensor-parallel group's (DESIGN-tp.md); Params: its parameters, or a timed one's.
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring, across every wait.
 // Phases    the embedding, as the stream that layer -1 leaves; per layer: qkv | attention | out_proj | gate_up | down; the final
 //           norm, and before it the LM head in a launch with logits. A block runs its static tiles (StaticPlan) and its share of
 //           the attention items (cut on the device from the lengths), and behind its first gate_up tiles the layer's upkeep. Of a MoE layer,
-//           qkv | attention | out_proj | router | routing, upkeep | gate_up, the block's share of the active experts' tiles | down.
+//           qkv | attention | out_proj | router | clears, routing, fence | gate_up, the block's share of the active experts' tiles | down.
 // Hand-over every word is its own flag (sync/handover.hpp): a phase polls the words it needs and stores its results, no more.
 //           Words are used again kGenerations layers later, cleared and ordered meanwhile (stages/generations.hpp).
 // Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use
@@ -112,7 +112,7 @@ SGL_UNROLL
         const int32_t neuron = pair.tile * (abi::kTileRows / 2) + pair.m;
         sync::publish(handover_buffer(p, s, layer, p.at.activation) + (row * p.geometry.intermediate + neuron) / 2, words);
       } else if constexpr (kIsParallel) {
-        push_sums(p, s, layer, op == abi::kOpDown, pair, is_finisher);
+        if (is_finisher) push_pair(peers_of(p), nullptr, peer_copy(s, layer, op == abi::kOpDown), pair.tile, pair.n, pair.m, pair.y);
       } else {
         uint32_t word[1] = {early.word};
         if (is_finisher && !sync::is_written(word)) {
@@ -139,7 +139,7 @@ SGL_UNROLL
   SGL_DEVICE void begin_layer_upkeep(int32_t layer) const {
     begin_upkeep<kElementBytes>(p, s, layer);
     if constexpr (kIsParallel) {
-      if ((abi::form_of(p) & abi::kFormTagged) == 0) clear_pushed_words(p, s, layer);
+      clear_pushed_words(p, s, layer);
       stamp(p, layer, abi::kPointClears);
     }
   }
@@ -149,7 +149,7 @@ SGL_UNROLL
     finish_upkeep(p, s, layer, [&] {
       if constexpr (kIsParallel) {
         stamp(p, layer, abi::kPointFence);
-        order_peers(p, s, true);
+        order_generations<true>();
         stamp(p, layer, abi::kPointFenced);
       } else {
         order_generations<false>();
@@ -199,8 +199,8 @@ SGL_NO_UNROLL
   }
 
   // qkv, out_proj and router are one piece of code here. The panel that the router multiplies is gate_up's too: a block without tiles of the router
-  // loads it all the same. The upkeep lies behind the routing, where the first experts' weights are on their way, and at a place of its own: how many
-  // tiles of gate_up a block has is known on the device only. Entry: all consumer threads.
+  // loads it all the same. The upkeep has places of its own, since how many tiles of gate_up a block has is known on the device only: its clears are
+  // asked for in front of the routing, and made when its fence comes, behind it, where the first experts' weights are on their way. Entry: all consumer threads.
   SGL_DEVICE void run_moe_layer(int32_t layer) {
     static_assert(abi::kOpQkv == 0 && abi::kOpOutProj == 1, "the first operations are numbered as they run");
     const Ops ops{*this, layer};
@@ -214,13 +214,11 @@ SGL_NO_UNROLL
         if (op == abi::kOpOutProj) take_sums(p, s, layer, op);
       }
     }
-    if (kClearsFirst) begin_layer_upkeep(layer);
+    begin_layer_upkeep(layer);
     route_rows<kExpertWords>(p, s, layer);
     const GateUpBegin<kElementBytes> gate_up = begin_expert_gate_up<kElementBytes>(p, s, layer);
-    if (!kClearsFirst) begin_layer_upkeep(layer);
-    if (!kFenceBehindGateUp) finish_layer_upkeep(layer);
+    finish_layer_upkeep(layer);
     run_expert_gate_up<kNTiles, kElementBytes>(p, s, layer, gate_up, cursor, partial);
-    if (kFenceBehindGateUp) finish_layer_upkeep(layer);
     run_expert_down<kNTiles, kElementBytes>(p, s, layer, cursor, partial, ops);
     if constexpr (kIsParallel) take_sums(p, s, layer, abi::kOpDown);
   }
@@ -231,7 +229,7 @@ SGL_NO_UNROLL
   SGL_DEVICE void close_launch() const {
     if constexpr (kIsParallel) {
       // What was taken of other ranks since the last layer's fence is in front of the next launch.
-      if (!dialect::planted(dialect::Planted::kMissingPeerAcquire)) order_peers(p, s, false);
+      if (!dialect::planted(dialect::Planted::kMissingPeerAcquire)) order_generations<true>();
     }
     sync_consumers();
     if (dialect::thread_idx() != 0) return;
@@ -241,13 +239,7 @@ SGL_NO_UNROLL
     if (dialect::fetch_add_acq_rel_gpu(sync->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
     dialect::store_plain(sync->exit_ticket, 0u);
     close_generations(p, s);
-    if constexpr (kIsParallel) {
-      if ((abi::form_of(p) & abi::kFormTagged) != 0) {
-        close_tags(peers_of(p), s, p.geometry.num_layers);
-      } else {
-        dialect::store_plain(peers_of(p).state()->used_rows, p.rows);
-      }
-    }
+    if constexpr (kIsParallel) dialect::store_plain(peers_of(p).state()->used_rows, p.rows);
     const uint64_t executed = dialect::load_plain(sync->executed + p.rows) + 1;
     dialect::store_plain(sync->executed + p.rows, executed);
     dialect::store_relaxed_system(p.executed_mirror + p.rows, executed);  // pairs with nothing: the host reads a figure
@@ -257,7 +249,7 @@ SGL_NO_UNROLL
   SGL_DEVICE void run() {
     if constexpr (kIsParallel) {
       exchange_embedding(p, s, layer_tables(s, 0).weights);
-      if ((abi::form_of(p) & abi::kFormTagged) == 0) clear_pushed_words(p, s, -1);
+      clear_pushed_words(p, s, -1);
     } else {
       publish_embedding(p, s, layer_tables(s, 0).weights);
     }
@@ -265,7 +257,7 @@ SGL_NO_UNROLL
     sync_consumers();  // the items are kept
     if constexpr (kIsParallel) {
       // What is pushed from here on carries this launch's first clears, and the last ones of the launch before.
-      if (!dialect::planted(dialect::Planted::kMissingPeerRelease)) order_peers(p, s, false);
+      if (!dialect::planted(dialect::Planted::kMissingPeerRelease)) order_generations<true>();
     }
     for (int32_t layer = 0; layer < p.geometry.num_layers; ++layer) {
       if constexpr (kExpertWords > 0) {
@@ -285,7 +277,7 @@ SGL_NO_UNROLL
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier
 // publishes it (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
-// Params: DecodeStepParams; or of a rank ParallelStepParams, TrialStepParams, a FormedStepParams.
+// Params: DecodeStepParams; or of a rank ParallelStepParams, TimedStepParams.
 template <int32_t kNTiles, int32_t kHeadDim, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords = 0, class Params = DecodeStepParams>
 SGL_DEVICE void decode_step_body(const Params& p) {
   constexpr bool kIsParallel = !std::is_same_v<Params, DecodeStepParams>;
@@ -296,9 +288,6 @@ SGL_DEVICE void decode_step_body(const Params& p) {
     if (thread == kConsumerThreads + 31) {  // a launch behind one that ranks were stopped in ends at once
       const uint64_t word = sync::load_abort(peers_of(p));
       if (word != 0) sync::raise_aborted(fault_sink(p), peers_of(p), word, {p.rank, -1, 0, 0, abi::kPeerNothing});
-    }
-    if ((abi::form_of(p) & abi::kFormTagged) != 0 && thread == kConsumerThreads + 30) {
-      first_tag(s) = static_cast<uint32_t>(dialect::load_plain(peers_of(p).state()->launches));
     }
   } else {
     if (thread < p.rows) load_row<kIsVerify>(p, s, thread, p.geometry.vocab);
@@ -326,9 +315,6 @@ SGL_DEVICE void decode_step_body(const Params& p) {
     if constexpr (kExpertWords > 0) {
       produce_moe_weights<kElementBytes>(p, s, thread % 32);
     } else {
-      if constexpr (kIsParallel) {
-        if ((abi::form_of(p) & abi::kFormThreeAhead) != 0) return produce_weights<kElementBytes, 3>(p, s, thread % 32);
-      }
       produce_weights<kElementBytes>(p, s, thread % 32);
     }
   } else {

@@ -24,23 +24,4 @@ __global__ void __launch_bounds__(abi::kNumThreads, 1) decode_step_virtual(const
   }
 }
 
-// Other forms of both, and timed ones: of bf16 dense layers, up to 8 rows; on Hopper alone.
-template <int32_t kForm, bool kIsTimed>
-__global__ void __launch_bounds__(abi::kNumThreads, 1) decode_step_formed(const __grid_constant__ abi::FormedStepParams<kForm, kIsTimed> params) {
-  if constexpr (kIsHopper) {
-    decode_step_body<1, 128, 2, false>(params);
-  } else {
-    dialect::trap();
-  }
-}
-
-template <int32_t kForm, bool kIsTimed>
-__global__ void __launch_bounds__(abi::kNumThreads, 1) decode_step_virtual_formed(const __grid_constant__ abi::VirtualForms<kForm, kIsTimed> ranks) {
-  if constexpr (kIsHopper) {
-    decode_step_body<1, 128, 2, false>(ranks.of[blockIdx.y]);
-  } else {
-    dialect::trap();
-  }
-}
-
 }  // namespace sgl_lowlatency::kernels
