@@ -32,11 +32,15 @@ from sgl_lowlatency.reference.fused_moe import shared_matrix
 HIDDEN, HEADS, HEAD_DIM, PAGE = IN.hidden, IN.heads, 512, 32
 RATIOS = (0, 0, 2, 2, 1, 1, 1, 1)
 KV_SOURCES, INDEX_SOURCES, ENGRAMS, CAPTURED = (2, 4), (2, 4, 6), (1,), (5, 6, 7)
+SOFTMAX_SCALE = HEAD_DIM**-0.5 / 10  # of random queries and keys: no key takes it all
 HISTORY, PAGES = 5, 12  # keys of a request in front of a step; of every layer's cache
 
 
 class Linear(torch.nn.Module):
-    """y = x @ W.T of an FP8 matrix, rounded to bf16, as a linear layer of SGLang's is called."""
+    """y = x @ W.T of an FP8 matrix, rounded to bf16, as a linear layer of SGLang's is called. has_fp8_activations: x is quantised first, in groups of
+    32, as on sm_90: their scales are powers of two, which is the coarsest way."""
+
+    has_fp8_activations = False
 
     def __init__(self, weight, scale):
         super().__init__()
@@ -45,7 +49,14 @@ class Linear(torch.nn.Module):
         self._matrix = shared_matrix(weight, scale)
 
     def forward(self, x, skip_all_reduce=False):
-        return (x.double() @ self._matrix.T).bfloat16(), None
+        return (fp8_groups(x).flatten(-2) @ self._matrix.T if self.has_fp8_activations else x.double() @ self._matrix.T).bfloat16(), None
+
+
+def fp8_groups(x):
+    """float64 [..., n / 32, 32] of x: what e4m3 keeps of it."""
+    groups = x.double().unflatten(-1, (-1, 32))
+    scale = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448)))
+    return (groups / scale).to(torch.float8_e4m3fn).double() * scale
 
 
 class Norm(torch.nn.Module):
@@ -94,7 +105,8 @@ class DeepseekV4CudaDecoderLayer(sglang_model.DeepseekV4CudaDecoderLayer):
         self.layer_id, self.hc_stats_stream, self.boundary_pre_from_prev, self.boundary_mhc_fusions = layer_id, None, True, True
         self.use_fused_mhc_post_pre = False
         self.self_attn, self.mlp = MQALayer(layer_id, ratio), DeepseekV2MoE(HIDDEN, 128, seed=layer_id)
-        self.mlp.w.down_scale.sub_(6)  # a row that another path sends to another expert is hardly another row
+        for i, bias in enumerate((self.mlp.w.bias, self.mlp.w.bias_alt)):  # scores differ by less: no rounding sends a row to another expert
+            bias.copy_(torch.randperm(bias.numel(), generator=torch.Generator().manual_seed(2 * layer_id + i)) * 4.0)
         self.input_layernorm, self.post_attention_layernorm = Norm(first.norm, first.norm_eps), Norm(last.norm, last.norm_eps)
         for name, w in (("attn", last), ("ffn", ffn)):
             for part in ("fn", "scale", "base"):
@@ -195,7 +207,7 @@ class Backend:
             keys = in_oracle.read_slots(cache, torch.cat((forward_batch.history[request], own)))
             if compress_ratio:
                 keys = torch.cat((keys, (self.keys * self.index[:, None])[row : row + 1]))
-            logits = torch.cat((q[row].double() @ keys.T * HEAD_DIM**-0.5, attn_sink.double()[:, None]), 1)
+            logits = torch.cat((q[row].double() @ keys.T * SOFTMAX_SCALE, attn_sink.double()[:, None]), 1)
             out.append(logits.softmax(1)[:, :-1] @ keys)
         return torch.stack(out).bfloat16()
 

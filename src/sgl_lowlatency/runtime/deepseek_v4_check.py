@@ -12,16 +12,18 @@ from typing import Any
 
 import torch
 
-from sgl_lowlatency.kernels.attention_in import AttentionIn, KvPages
+from sgl_lowlatency.kernels.attention_in import HEAD_ROPE, AttentionIn, KvPages
 from sgl_lowlatency.kernels.attention_out import MIXES, AttentionOut
 from sgl_lowlatency.kernels.slice import STREAMS, Layer
 from sgl_lowlatency.reference.attention_in import read_slots
 from sgl_lowlatency.runtime import deepseek_v4_sglang as sglang_layer
 
-ATTENTION_IN_FIGURES = ("attention_in.x", "attention_in.q_lora", "attention_in.q", "attention_in.kv")
+# What is rotated of queries and keys by itself: it is an eighth of them, and a wrong rotation little in the whole.
+ATTENTION_IN_FIGURES = tuple(f"attention_in.{name}" for name in ("x", "q_lora", "q", "q_rope", "kv", "kv_rope"))
 ATTENTION_OUT_FIGURES = ("attention_out.coefficients", "attention_out.streams", "attention_out.out")
 MOE_FIGURES = ("moe.relative_l2", "routing.gap")
 UNWRITTEN = 0xFF  # of a cache: NaN in e4m3 and bf16
+ROTATED_SCALE = 4  # of the rotated part of a head, so that it is half of attention_out's input
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +62,16 @@ def attention_in_figures(
     q_lora, q = sglang_layer.project_in(attn, x, positions, scratch[0], slots)
     own = [torch.full_like(t, float("nan"), memory_format=torch.contiguous_format) for t in (x, q_lora, q)]
     kernel.launch(prepared, streams, pre, positions, slots, scratch[1], *own, stream=sglang_layer.stream_of(x))
-    theirs, ours = (read_slots(cache, slots.long()) for cache in scratch)
-    pairs = zip(ATTENTION_IN_FIGURES, (*own, ours), (x, q_lora, q, theirs), strict=True)
-    return [Figure(name, number, float(row_errors(a, b).max())) for name, a, b in pairs]
+    theirs, ours = (
+        (*projected, *_parted(q), *_parted(read_slots(cache, slots.long())))
+        for *projected, q, cache in ((x, q_lora, q, scratch[0]), (*own, scratch[1]))
+    )
+    return [Figure(name, number, float(row_errors(a, b).max())) for name, a, b in zip(ATTENTION_IN_FIGURES, ours, theirs, strict=True)]
+
+
+def _parted(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of queries or keys: what is not rotated, and what is."""
+    return values[..., :-HEAD_ROPE], values[..., -HEAD_ROPE:]
 
 
 def attention_out_figures(number: int, kernel: AttentionOut, prepared: Layer, layer: Any, like: torch.Tensor, is_verify: bool) -> list[Figure]:
@@ -70,7 +79,9 @@ def attention_out_figures(number: int, kernel: AttentionOut, prepared: Layer, la
     what is wrong with either is seen in both."""
     rows, device, attn = like.shape[0], like.device, layer.self_attn
     generator = torch.Generator(device=device).manual_seed(number)
-    heads = torch.randn(like.shape, generator=generator, device=device).to(like.dtype)
+    heads = torch.randn(like.shape, generator=generator, device=device)
+    heads[..., -attn.qk_rope_head_dim :] *= ROTATED_SCALE
+    heads = heads.to(like.dtype)
     positions = torch.randint(0, attn.freqs_cis.shape[0], (rows,), generator=generator, device=device)
     y = sglang_layer.project_out(attn, heads.clone(), positions, is_verify)
     streams = torch.randn(rows, STREAMS, y.shape[1], generator=generator, device=device) * y.float().square().mean().sqrt().clamp(min=1e-3)
