@@ -126,6 +126,20 @@ def test_each_slice_by_itself(names, tokens):
     assert served.step.summary().startswith(f"{', '.join(names)} in 8 layers, up to 6 rows; ")
 
 
+def test_slices_are_chosen_between_steps():
+    served, before = Served(widths=(6,)), [0, 0, 0]
+    for names in (("moe",), ("attention_in",), (), ALL, ("attention_out",)):
+        served.step.take(names)
+        ids, positions, batch = small.batch_of(6)
+        theirs, ours = served.run(ids, positions, batch, is_on=False), served.run(ids, positions, batch)
+        assert is_near(distances(ours, theirs, batch.slots)), names
+        ran, before = [b - a for a, b in zip(before, served.launches())], served.launches()
+        assert ran == [16 if name in names else 0 for name in ALL], f"{names}: eight layers, and their check"
+        assert names or all(torch.equal(a, b) for a, b in zip(ours, theirs)), "SGLang's forward to the bit"
+    with pytest.raises(ValueError, match="experts is not one of the slices that were built: attention_in, attention_out, moe"):
+        served.step.take(["experts"])
+
+
 WRONG_ROPE, WRONG_SCALE_BLOCK, NEXT_EXPERT, TRANSPOSED_MIX, SHORT_SINKHORN = 7, 13, 26, 42, 43  # dialect::Planted
 
 

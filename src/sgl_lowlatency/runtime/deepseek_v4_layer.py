@@ -28,9 +28,10 @@ from sgl_lowlatency.runtime.deepseek_v4_check import Figure, attention_in_figure
 
 @dataclasses.dataclass
 class Running:
-    """What the layers of a model share. is_on: a step of ours runs. is_checking: and every layer compares what it takes with SGLang's, into `figures`.
-    view: of the running forward, SGLang's ForwardView."""
+    """What the layers of a model share. taken: slices, of those that were built, that a step of ours takes. is_on: one runs. is_checking: and every layer
+    compares what it takes with SGLang's, into `figures`. view: of the running forward, SGLang's ForwardView."""
 
+    taken: frozenset[str] = frozenset()
     is_on: bool = False
     is_checking: bool = False
     is_verify: bool = False
@@ -67,15 +68,16 @@ class LayerStep:
         """As the original."""
         rest = {"input_ids": input_ids, "forward_batch": forward_batch, "input_ids_global": input_ids_global}
         rest["allow_cross_layer_fusion"] = allow_cross_layer_fusion
-        if not self._running.is_on:
+        takes_in, takes_out = "attention_in" in self._running.taken, "attention_out" in self._running.taken
+        if not self._running.is_on or not (takes_in or takes_out):
             return self._original(positions=positions, hidden_states=hidden_states, **rest)
         layer = self._layer
         streams, pre = sglang_layer.entering(hidden_states, forward_batch)
         x = None
-        if self._slices.attention_in is not None:
+        if takes_in:
             x, self._entered = streams.new_empty((streams.shape[0], streams.shape[2])), (streams, pre)
         try:
-            if self._slices.attention_out is None:
+            if not takes_out:
                 hidden_states = sglang_layer.enter_with(streams, pre, forward_batch, x)
                 return self._original(positions=positions, hidden_states=hidden_states, **rest)
             x = sglang_layer.input_of_attention(layer, streams, pre) if x is None else x

@@ -25,7 +25,7 @@ class MoeSlice:
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the original, whose sum of experts and shared expert it returns merged."""
         is_whole = not (args[1:] or kwargs.get("skip_shared_experts") or kwargs.get("return_moe_output"))
-        if not self._running.is_on or not is_whole:
+        if not self._running.is_on or "moe" not in self._running.taken or not is_whole:
             return self._original(hidden_states, *args, **kwargs)
         token_ids = kwargs.get("input_ids_global")
         if self._running.is_checking:

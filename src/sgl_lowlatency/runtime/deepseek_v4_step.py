@@ -56,9 +56,10 @@ class DeepseekV4Step:
     ):
         self.widths, self._tokens_per_request = tuple(sorted(widths)), tokens_per_request
         self._bounds, self._check, self._pool_reasons = bounds, check, pool_reasons
-        self._running, self._checked, self._num_layers = Running(), set(), len(layers)
-        first = layers[0][1]
+        first, self._num_layers = layers[0][1], len(layers)
         self._kernels = {name: getattr(first, name)[0] for name in _FIGURES if getattr(first, name) is not None}
+        self._running, self._checked = Running(), set()
+        self.take(self._kernels)
         self._replaced = [
             (f"layer {i}, {name}", module)
             for i, (layer, _) in enumerate(layers)
@@ -79,6 +80,15 @@ class DeepseekV4Step:
         of = ", DeepSeek-V4.1: a graph's step counts when it is captured, not when it is replayed"
         self.coverage = Coverage(lambda: dict(self._issued), DECODE if tokens_per_request == 1 else VERIFY, of=of, kernel=" + ".join(self._kernels))
         self.coverage.start_reporting(config.get().log_coverage_s, False)
+
+    def take(self, names: Iterable[str]) -> None:
+        """From the next step on `names` are ours, out of those that were built, and SGLang's launches the others. Each number of rows is checked anew. A
+        graph keeps what it was captured with. Raises ValueError for another name."""
+        names = frozenset(names)
+        if unknown := sorted(names - set(self._kernels)):
+            raise ValueError(f"{unknown[0]} is not one of the slices that were built: {', '.join(self._kernels)}")
+        self._running.taken = names
+        self._checked.clear()
 
     def summary(self) -> str:
         """What was built, for SGLang's startup line."""
@@ -105,7 +115,7 @@ class DeepseekV4Step:
         if wants_check := self._check and step.rows not in self._checked:
             if is_capturing:
                 raise RuntimeError(f"{', '.join(self._kernels)}: {step.rows} rows are being captured before their self-check ran")
-        if not self._checked and "attention_in" in self._kernels and (reasons := list(self._pool_reasons(step.view.kv_pool.pool))):
+        if not self._checked and "attention_in" in run.taken and (reasons := list(self._pool_reasons(step.view.kv_pool.pool))):
             raise RuntimeError("attention_in cannot write SGLang's KV pool:\n  - " + "\n  - ".join(reasons))
         if is_capturing or not sglang_state.capturing_graphs():
             self._issued[step.rows] += 1
@@ -130,7 +140,7 @@ class DeepseekV4Step:
         logger.info("slices checked against SGLang's launches at %d rows: %s", rows, ", ".join(found))
 
     def _judged(self) -> list[str]:
-        return [figure for name in self._kernels for figure in _FIGURES[name]]
+        return [figure for name in self._kernels if name in self._running.taken for figure in _FIGURES[name]]
 
     def _misses(self, rows: int) -> Iterator[str]:
         for name in self._judged():
