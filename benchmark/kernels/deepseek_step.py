@@ -1,14 +1,14 @@
 """GPU-only time of SGLang's own decode step of DeepSeek-V4.1, and of the same step with slices of its layers that are ours, each alone and together.
 
-    python3 -m benchmark.kernels.deepseek_step --out OUT --model DIR [--cases 1x1024,2x1024,6x1024] [--slices attention_in,attention_out,moe]
+    python3 -m benchmark.kernels.deepseek_step --out OUT --model DIR [--cases 1x1024,2x1024,4x1024,8x1024] [--slices …]
 
 SGLang's model runner (no server, no drafts) loads the weights once and captures its decode graphs as a server does; then once more for each choice of
 slices, over the same static inputs and metadata: each of --slices alone, attention's two, and all. A choice's first step of each size is checked
 layer by layer against SGLang's launches, as a server's is: a miss is a failure of the case. A case ROWSxCONTEXT prefills the same random prompts
 and runs the decode step once for each choice, so that its logits stand beside SGLang's own; then all graphs are replayed in turn, group by group.
 
-A results row a case and choice, `metric` "step", `kernel` the choice, off SGLang's step, on the step with it; both end with the LM head. Random rows of a
-batch choose experts independently: six decode rows stand for a request's verify rows, whose choices are nearer to each other.
+A results row a case and choice, `metric` "step", `kernel` the choice, off SGLang's step, on the step with it; both end with the LM head. Random rows
+of a batch choose experts independently, where a request's verify rows are nearer to each other. Rows are sizes that SGLang captures: 1, 2, 4, 8, 12, 16.
 
 --model: a folder that SGLang loads, with one GPU's share of layers. --register MODULE:FUNCTION: called before, for weights that are no files.
 Exit status: 0 if every case was measured and no check failed.
@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--name", default="deepseek-step", help="results file name")
     parser.add_argument("--model", type=Path, required=True, help="folder of the model")
     parser.add_argument("--register", default=None, metavar="MODULE:FUNCTION", help="called before the model is loaded")
-    parser.add_argument("--cases", type=parse_cases, default=parse_cases("1x1024,2x1024,6x1024"), help="ROWSxCONTEXT, comma list")
+    parser.add_argument("--cases", type=parse_cases, default=parse_cases("1x1024,2x1024,4x1024,8x1024"), help="ROWSxCONTEXT, comma list")
     parser.add_argument("--slices", default=",".join(DEEPSEEK_SLICES), help="comma list of those to measure")
     parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
     parser.add_argument("--group-ms", type=float, default=60.0, help="how long each replays")
@@ -145,11 +145,13 @@ class Bench:
 
 def table(content: dict) -> str:
     """Every row, then what went wrong."""
-    lines = [f"{content['gpu']}, {content['versions']}", f"{'rows':>4} {'context':>7} {'off ms':>8} {'on ms':>8} {'ratio':>6}  logits  slices, problems"]
+    lines = [f"{content['gpu']}, {content['versions']}"]
+    lines.append(f"{'rows':>4} {'context':>7} {'off ms':>8} {'on ms':>8} {'ratio':>6}  logits  slices, problems")
     for row in content["rows"]:
         off, on = stats.median(row["off_ms"]), stats.median(row["on_ms"])
         problems = "; ".join(row["problems"]) or "-"
-        lines.append(f"{row['rows']:4d} {row['context']:7d} {off:8.4f} {on:8.4f} {row['ratio']:6.3f}  {row['logits_distance']:.3f}   {row['kernel']}  {problems}")
+        times = f"{row['rows']:4d} {row['context']:7d} {off:8.4f} {on:8.4f} {row['ratio']:6.3f}"
+        lines.append(f"{times}  {row['logits_distance']:.3f}   {row['kernel']}  {problems}")
     return "\n".join([*lines, *content.get("failures", [])])
 
 

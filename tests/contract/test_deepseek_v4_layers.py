@@ -144,14 +144,16 @@ WRONG_ROPE, WRONG_SCALE_BLOCK, NEXT_EXPERT, TRANSPOSED_MIX, SHORT_SINKHORN = 7, 
 
 
 @pytest.mark.parametrize(("names", "planted", "figure"), [
-    (("attention_in",), WRONG_ROPE, "attention_in.q_rope"), (("attention_in",), WRONG_ROPE, "attention_in.kv_rope"), (("attention_in",), WRONG_SCALE_BLOCK, "attention_in.q_lora"),
+    (("attention_in",), WRONG_ROPE, "attention_in.q_rope"), (("attention_in",), WRONG_ROPE, "attention_in.kv_rope"),
+    (("attention_in",), WRONG_SCALE_BLOCK, "attention_in.q_lora"),
     (("attention_out",), WRONG_ROPE, "attention_out.streams"), (("attention_out",), TRANSPOSED_MIX, "attention_out.streams"),
     (("moe",), NEXT_EXPERT, "moe.relative_l2"),
 ])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 6])
 def test_a_wrong_kernel_is_refused_with_figures(names, planted, figure, rows):
     served = Served(names, planted=planted, widths=(rows,))
-    with pytest.raises(RuntimeError, match=f"slices differ from SGLang's launches in a step of {rows} rows: .*{figure} [0-9.inf]+ in layer [0-7]") as error:
+    said = f"slices differ from SGLang's launches in a step of {rows} rows: .*{figure} [0-9.inf]+ in layer [0-7]"
+    with pytest.raises(RuntimeError, match=said) as error:
         served.run(*small.batch_of(rows))
     assert f" of {BOUNDS[figure]:g}" in str(error.value), "figures stand beside their bounds"
     assert not served.step._running.is_on and served.step._checked == set()

@@ -1,5 +1,5 @@
-"""What the spec of DeepSeek-V4.1's own steps refuses before the weights load: its own model's sizes and, as every spec, plain server arguments, the device and
-the installation. Oracle: the texts. The arguments are a served server's, as they are when SGLang has resolved them."""
+"""What the spec of DeepSeek-V4.1's own steps refuses before the weights load: its own model's sizes and, as every spec, plain server arguments, the
+device and the installation. Oracle: the texts. The arguments are a served server's, as they are when SGLang has resolved them."""
 
 from types import SimpleNamespace
 

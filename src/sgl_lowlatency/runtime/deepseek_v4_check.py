@@ -1,7 +1,7 @@
 """Slices of a DeepSeek-V4.1 layer against SGLang's own launches on the running server's weights, on rows of our making.
 
-Warm-up data is one token at position 0 in every row, so each slice is compared on random rows of the step's size, with random positions, into pages and
-slots of a scratch cache: nothing that the server keeps is read or written. SGLang's launches differ from ours by FP8 activations in groups of 32,
+Warm-up data is one token at position 0 in every row, so each slice is compared on random rows of the step's size, with random positions, into pages
+and slots of a scratch cache: nothing that the server keeps is read or written. SGLang's launches differ from ours by FP8 activations in groups of 32,
 which SGLang has and the kernels do not; the bounds (specs/nvidia/deepseek_v4.py) are from oracles with such activations.
 """
 
@@ -45,7 +45,7 @@ def row_errors(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
 def attention_in_figures(
     number: int, kernel: AttentionIn, prepared: Layer, layer: Any, like: torch.Tensor, has_pre: bool, pages: KvPages
 ) -> list[Figure]:
-    """Of layer `number`. like: its streams [rows, 4, hidden], whose size and scale the check's have. pages: of its keys, whose form the scratch has."""
+    """Of layer `number`. like: its streams [rows, 4, hidden], whose size and scale the check's have. pages: its keys', whose form the scratch has."""
     rows, device, attn = like.shape[0], like.device, layer.self_attn
     generator = torch.Generator(device=device).manual_seed(number)
     scale = like.float().square().mean().sqrt().clamp(min=1e-3)
@@ -75,8 +75,8 @@ def _parted(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def attention_out_figures(number: int, kernel: AttentionOut, prepared: Layer, layer: Any, like: torch.Tensor, is_verify: bool) -> list[Figure]:
-    """Of layer `number`. like: attention's heads [rows, heads, 512], whose size the check's have. Streams have the scale of attention's output, so that
-    what is wrong with either is seen in both."""
+    """Of layer `number`. like: attention's heads [rows, heads, 512], whose size the check's have. Streams have the scale of attention's output, so
+    that what is wrong with either is seen in both."""
     rows, device, attn = like.shape[0], like.device, layer.self_attn
     generator = torch.Generator(device=device).manual_seed(number)
     heads = torch.randn(like.shape, generator=generator, device=device)

@@ -6,9 +6,9 @@
     attention_out     inverse rope, wo_a, wo_b; mix, post, combine and norm: what ffn_boundary.prepare returns
     SGLang's layer    the MoE, which may be fused_moe (runtime/deepseek_v4_moe.py) within; its mix beside it, and its post behind it
 
-Everything is issued on the forward's stream, in this order, and captured with it. Without attention_out SGLang's mix runs on its stream of its own beside
-attention, from the same fork as ever: the input it is forked in front of is a tensor that attention_in has still to write. With attention_out it
-is the kernel's. Between layers the state is SGLang's: an output whose post is outstanding, with the streams it was made from.
+Everything is issued on the forward's stream, in this order, and captured with it. Without attention_out SGLang's mix runs on its stream of its own
+beside attention, from the same fork as ever: the input it is forked in front of is a tensor that attention_in has still to write. With attention_out
+it is the kernel's. Between layers the state is SGLang's: an output whose post is outstanding, with the streams it was made from.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sgl_lowlatency.runtime.deepseek_v4_check import Figure, attention_in_figure
 
 @dataclasses.dataclass
 class Running:
-    """What the layers of a model share. taken: slices, of those that were built, that a step of ours takes. is_on: one runs. is_checking: and every layer
-    compares what it takes with SGLang's, into `figures`. view: of the running forward, SGLang's ForwardView."""
+    """What the layers of a model share. taken: slices, of those that were built, that a step of ours takes. is_on: one runs. is_checking: and every
+    layer compares what it takes with SGLang's, into `figures`. view: of the running forward, SGLang's ForwardView."""
 
     taken: frozenset[str] = frozenset()
     is_on: bool = False
@@ -85,7 +85,8 @@ class LayerStep:
         finally:
             self._entered = None
         hidden_states = self._close(heads, positions, streams, forward_batch)
-        return sglang_layer.run_moe(layer, hidden_states, forward_batch, sglang_layer.layer_call(input_ids, input_ids_global, allow_cross_layer_fusion))
+        call = sglang_layer.layer_call(input_ids, input_ids_global, allow_cross_layer_fusion)
+        return sglang_layer.run_moe(layer, hidden_states, forward_batch, call)
 
     def _queries_and_keys(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """As MQALayer._forward_prepare: keys are stored, so none are returned."""

@@ -40,8 +40,8 @@ class MoeSlice:
         self._kernel.launch(self.prepared, x, out, token_ids if self.prepared.weights.bias_alt is not None else None, live, record, stream_of(x))
 
     def _figures(self, like: torch.Tensor, token_ids: torch.Tensor | None, args: tuple, kwargs: Mapping[str, Any]) -> list[Figure]:
-        """On random rows of the step's own size. MOE_FIGURES: the largest relative L2 of a row whose experts are SGLang's; how far below SGLang's last
-        choice, by biased score, one of ours is that SGLang has not made."""
+        """On random rows of the step's own size. MOE_FIGURES: the largest relative L2 of a row whose experts are SGLang's; how far below SGLang's
+        last choice, by biased score, one of ours is that SGLang has not made."""
         rows, weights = like.shape[0], self.prepared.weights
         generator = torch.Generator(device=like.device).manual_seed(self._number)
         size = like.float().square().mean().sqrt().clamp(min=1e-3)

@@ -22,8 +22,8 @@ def stream_of(tensor: torch.Tensor) -> int:
 
 
 def entering(hidden_states: Any, forward_batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(streams [rows, 4, hidden] bf16, pre [rows, 4] fp32) that a layer is called with: the MoE in front is posted, if that is outstanding. pre: of the
-    MoE's hyper-connection; None in the first layer."""
+    """(streams [rows, 4, hidden] bf16, pre [rows, 4] fp32) that a layer is called with: the MoE in front is posted, if that is outstanding. pre: of
+    the MoE's hyper-connection; None in the first layer."""
     from sglang.srt.models import deepseek_v4_boundary as boundary
 
     state = boundary.materialize(hidden_states, forward_batch)
@@ -85,14 +85,14 @@ def attended_heads(attn: Any, x: torch.Tensor, positions: torch.Tensor, forward_
 
 
 def write_sources(attn: Any, x: torch.Tensor, q_lora: torch.Tensor, positions: torch.Tensor, forward_batch: Any, view: Any) -> None:
-    """What a source or re-index layer does behind its projections, compressed keys and choice of blocks; nothing of other layers. Capture variants and
-    commits that are put off are the backend's, which this asks as _forward_prepare does."""
+    """What a source or re-index layer does behind its projections, compressed keys and choice of blocks; nothing of other layers. Capture variants
+    and commits that are put off are the backend's, which this asks as _forward_prepare does."""
     if attn.compress_ratio in (1, 2) and (attn.compressor is not None or attn.indexer is not None):
         view.low_ratio_sources(layer=attn, x=x, q_lora=q_lora, positions=positions, forward_batch=forward_batch)
 
 
 def key_slots(forward_batch: Any, view: Any) -> torch.Tensor:
-    """int32 [rows], of the pages of window keys. Asked in every layer, before its keys are stored: SGLang joins a commit there that it has put off."""
+    """int32 [rows], of the pages of window keys. Asked in each layer before keys are stored: SGLang joins commits there that it has put off."""
     return view.swa_out_cache_loc(forward_batch)
 
 

@@ -38,8 +38,8 @@ _REPLACED = {
 
 
 class DeepseekV4Step:
-    """layers: the model's, in order, with their slices, the same of every layer. widths: rows of the steps that are served. tokens_per_request: 1 in a
-    server of plain decode; in a speculative one the tokens that a verify step has a request, and then it serves verify steps alone. bounds: of
+    """layers: the model's, in order, with their slices, the same of every layer. widths: rows of the steps that are served. tokens_per_request: 1 in
+    a server of plain decode; in a speculative one the tokens that a verify step has a request, and then it serves verify steps alone. bounds: of
     _FIGURES, of the check that the first step of each width makes before it may be captured. check: whether it is made. pool_reasons: why the
     running forward's KV pool is not laid out as attention_in writes it."""
 
@@ -82,8 +82,8 @@ class DeepseekV4Step:
         self.coverage.start_reporting(config.get().log_coverage_s, False)
 
     def take(self, names: Iterable[str]) -> None:
-        """From the next step on `names` are ours, out of those that were built, and SGLang's launches the others. Each number of rows is checked anew. A
-        graph keeps what it was captured with. Raises ValueError for another name."""
+        """From the next step on `names` are ours, out of those that were built, and SGLang's launches the others. Each number of rows is checked
+        anew. A graph keeps what it was captured with. Raises ValueError for another name."""
         names = frozenset(names)
         if unknown := sorted(names - set(self._kernels)):
             raise ValueError(f"{unknown[0]} is not one of the slices that were built: {', '.join(self._kernels)}")
@@ -109,8 +109,8 @@ class DeepseekV4Step:
         return Step("decode" if self._tokens_per_request == 1 else "target_verify", int(forward_batch.batch_size) * self._tokens_per_request)
 
     def forward(self, step: Step, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """SGLang's forward with our slices. The first of a width is checked layer by layer: raises RuntimeError with figures, or when it is being captured
-        before, or the KV pool is of another layout: the server must not serve."""
+        """SGLang's forward with our slices. The first of a width is checked layer by layer: raises RuntimeError with figures, or when it is being
+        captured before, or the KV pool is of another layout: the server must not serve."""
         is_capturing, run = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing(), self._running
         if wants_check := self._check and step.rows not in self._checked:
             if is_capturing:

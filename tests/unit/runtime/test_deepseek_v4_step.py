@@ -1,4 +1,4 @@
-"""Steps of a model whose layers' MoE fused_moe takes, in emulation: what is covered, what stays SGLang's, and the check of the first step. Attention's
+"""Steps of a model whose layers' MoE fused_moe takes, in emulation: what is covered, what stays SGLang's, the check of the first step. Attention's
 slices, in SGLang's own layers: tests/contract/test_deepseek_v4_layers.py."""
 
 from types import SimpleNamespace
