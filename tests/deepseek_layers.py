@@ -151,6 +151,17 @@ class Model(sglang_model.DeepseekV4Model):
         return False
 
 
+class Target(torch.nn.Module):
+    """A causal LM without drafts whose logits are each row's normed states."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = Model(captures=False)
+
+    def forward(self, ids, positions, batch):
+        return self.model(ids, positions, batch, None)[0].float()
+
+
 class Pool:
     """SGLang's pool of window keys in the V4 layout. written: (layer, slots), in order."""
 

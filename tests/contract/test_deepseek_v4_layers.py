@@ -2,6 +2,7 @@
 (tests/deepseek_layers.py). Oracle: the same model without them. Eight layers, one of every kind that the cut-down model has."""
 
 import contextlib
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,16 +11,19 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
 import deepseek_layers as small  # noqa: E402
+from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext  # noqa: E402
+from sglang.srt.kernel_plugins.nvidia import binding  # noqa: E402
 from sglang.srt.kernel_plugins.nvidia.binding import ForwardView  # noqa: E402
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context  # noqa: E402
 
+from sgl_lowlatency import config  # noqa: E402
 from sgl_lowlatency.build.deepseek_v4 import build_slices  # noqa: E402
 from sgl_lowlatency.guard import attention_slices, fused_moe  # noqa: E402
 from sgl_lowlatency.kernels.decode_step import EmulationOptions  # noqa: E402
 from sgl_lowlatency.runtime import sglang_state  # noqa: E402
 from sgl_lowlatency.runtime.deepseek_v4_check import row_errors  # noqa: E402
 from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step  # noqa: E402
-from sgl_lowlatency.specs.nvidia.deepseek_v4 import BOUNDS  # noqa: E402
+from sgl_lowlatency.specs.nvidia.deepseek_v4 import BOUNDS, DEEPSEEK_V4_SPEC  # noqa: E402
 
 ALL = ("attention_in", "attention_out", "moe")
 SOURCES = [("sources", layer) for layer in (2, 4, 6)]
@@ -124,6 +128,50 @@ def test_each_slice_by_itself(names, tokens):
     served = Served(names, tokens, widths=(6,))
     assert_near(served, small.batch_of(6 // tokens, tokens))
     assert served.step.summary().startswith(f"{', '.join(names)} in 8 layers, up to 6 rows; ")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Of a worker: which slices its operator asks for."""
+
+    def ask(slices):
+        monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", slices)
+        monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "1")
+        config.get.cache_clear()
+
+    yield ask
+    config.get.cache_clear()
+
+
+@pytest.mark.parametrize(("slices", "warning"), [
+    ("attention_in,attention_out", "speed to one without$"), ("moe", "one without; moe was slower than SGLang's launches where it was measured$"),
+])  # fmt: skip
+def test_sglangs_dispatch_runs_what_the_spec_builds(environment, slices, warning, monkeypatch, caplog):
+    """Its BuildContext of a server with five drafts a request, its binding and view, behind the checks of the loaded model."""
+    environment(slices)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    target = small.Target()
+    assert DEEPSEEK_V4_SPEC.model_disable_reasons(target, None) == []
+    sglangs = binding.MegakernelBinding(model=target)
+    context = BuildContext(widths=tuple(range(6, DEEPSEEK_V4_SPEC.max_rows + 1, 6)), tokens_per_request=6, deadline_s=5.0, binding=sglangs)
+    built = DEEPSEEK_V4_SPEC.build(target, None, context)
+    assert built.widths == (6, 12, 18, 24, 30, 36, 42, 48) and built.draft_sampler is None
+    assert re.search(warning, caplog.messages[0]) and built.summary().startswith(slices.replace(",", ", "))
+    dispatch, batch = binding._Dispatch(built=built, original=target.forward, binding=sglangs), small.batch_of(2, tokens=6)
+    set_forward_context(ForwardContext(attn_backend=small.Backend()))
+    theirs = target(*batch)
+    set_forward_context(ForwardContext(attn_backend=small.Backend()))
+    ours = dispatch.wrapped()(*batch)
+    assert built.coverage.counts().executed == {12: 1} and float(row_errors(ours, theirs).max()) < FAR
+
+
+@pytest.mark.parametrize("slices", ["attention_in", "attention_out", "moe"])
+def test_a_loaded_model_is_asked_what_its_slices_need(environment, slices):
+    environment(slices)
+    target = small.Target()
+    target.model.layers[2].self_attn.wo_a_fp8, target.model.layers[5].mlp.is_hash = True, True
+    attention, moe = "layer 2: self_attn.wo_a is kept in FP8", "layer 5: mlp routes by hash"
+    assert DEEPSEEK_V4_SPEC.model_disable_reasons(target, None) == [moe if slices == "moe" else attention]
 
 
 def test_slices_are_chosen_between_steps():

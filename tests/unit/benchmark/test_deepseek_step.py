@@ -26,24 +26,13 @@ def test_choices_are_each_alone_attentions_two_and_all():
     assert deepseek_step.choices(["attention_out"]) == [("attention_out",)]
 
 
-class Target(torch.nn.Module):
-    """A causal LM whose logits are the sum of each row's normed states."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = small.Model(captures=False)
-
-    def forward(self, ids, positions, batch):
-        return self.model(ids, positions, batch, None)[0].float()
-
-
 class Runner:
     """A model runner whose graphs are the logits that a forward gave when it was captured, of one size."""
 
     capture_bs = [2]
 
     def __init__(self):
-        self.model, self.backend = Target(), SimpleNamespace(_graphs={}, _outputs={})
+        self.model, self.backend = small.Target(), SimpleNamespace(_graphs={}, _outputs={})
         self.decode_cuda_graph_runner, self.bs, self._replay_graph_key = self, 2, "key"
         self.capture()
 
