@@ -26,6 +26,7 @@ class MQALayer(torch.nn.Module):
     def __init__(self, first, last):
         super().__init__()
         self.attn_tp_size, self.use_mega_attention, self.fuse_wqa_wkv, self.q_head_norm, self.wo_a_fp8 = 1, False, True, False, False
+        self.is_dsv41, self.compress_ratio = True, 0
         self.head_dim, self.qk_rope_head_dim, self.n_heads, self.n_groups = 512, 64, 2, 2
         self.q_lora_rank, self.o_lora_rank, self.eps = 128, 64, first.kv_norm_eps
         self.wqkv_a, self.wq_b = linear(first.wqkv_a, first.wqkv_a_scale), linear(first.wq_b, first.wq_b_scale)
@@ -34,10 +35,14 @@ class MQALayer(torch.nn.Module):
         self.freqs_cis = first.freqs_cis
 
 
+class DeepseekV4CudaDecoderLayer(SimpleNamespace):
+    pass
+
+
 def decoder_layer():
     first, last = attention_in_cases.random_weights(IN), attention_out_cases.random_weights(OUT)
     hc = SimpleNamespace(mult=4, sinkhorn_iters=20, eps=1e-6, rms_eps=1e-20, hidden=256)
-    return SimpleNamespace(
+    return DeepseekV4CudaDecoderLayer(
         self_attn=MQALayer(first, last), hc_cfg=hc, boundary_pre_from_prev=True, hc_attn_fn=last.mix, hc_attn_scale=last.mix_scale,
         hc_attn_base=last.mix_base, input_layernorm=norm(first.norm, first.norm_eps), post_attention_layernorm=norm(last.norm, last.norm_eps),
     )  # fmt: skip

@@ -28,6 +28,8 @@ class Config:
         for a host-only build. None when unset: every architecture that the installed nvcc can compile.
     draft_sampler: SGL_LOWLATENCY_DRAFT_SAMPLER, 0 or 1 (default 0). 1 takes the proposals of DSPARK drafts, dense ones and
         DeepSeek-V4.1's, from draft_sampler.
+    deepseek_slices: SGL_LOWLATENCY_DEEPSEEK_SLICES, a comma list out of attention_in, attention_out, moe: what of a layer of DeepSeek-V4.1
+        is ours. () when unset: nothing.
     planted: SGL_LOWLATENCY_PLANTED, read at build time: the number of a bug (dialect::Planted) compiled into every
         kernel, so that a gate can be seen to fail. 0, the default, plants none.
     """
@@ -37,6 +39,7 @@ class Config:
     log_coverage_s: float = 0.0
     cuda_archs: tuple[str, ...] | None = None
     draft_sampler: bool = False
+    deepseek_slices: tuple[str, ...] = ()
     planted: int = 0
 
 
@@ -59,14 +62,24 @@ def _seconds(name: str, value: str) -> float:
 CUDA_ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 
 
-def _archs(name: str, value: str) -> tuple[str, ...]:
-    if value == "none":
-        return ()
-    archs = tuple(item.strip() for item in value.split(","))
-    unknown = [arch for arch in archs if arch not in CUDA_ARCHS]
+DEEPSEEK_SLICES = ("attention_in", "attention_out", "moe")  # in a layer's order
+
+
+def _list(name: str, value: str, known: tuple[str, ...], otherwise: str = "") -> tuple[str, ...]:
+    """The items of a comma list, in the order of `known`. otherwise: what else the value may be, in words."""
+    items = [item.strip() for item in value.split(",")]
+    unknown = [item for item in items if item not in known]
     if unknown:
-        raise ValueError(f"{name}={value!r}: {unknown[0]!r} is not one of {', '.join(CUDA_ARCHS)}, nor is the value 'none'")
-    return tuple(arch for arch in CUDA_ARCHS if arch in archs)
+        raise ValueError(f"{name}={value!r}: {unknown[0]!r} is not one of {', '.join(known)}{otherwise}")
+    return tuple(item for item in known if item in items)
+
+
+def _archs(name: str, value: str) -> tuple[str, ...]:
+    return () if value == "none" else _list(name, value, CUDA_ARCHS, ", nor is the value 'none'")
+
+
+def _slices(name: str, value: str) -> tuple[str, ...]:
+    return _list(name, value, DEEPSEEK_SLICES)
 
 
 def _planted(name: str, value: str) -> int:
@@ -81,6 +94,7 @@ _PARSERS = {
     "LOG_COVERAGE_S": ("log_coverage_s", _seconds),
     "CUDA_ARCHS": ("cuda_archs", _archs),
     "DRAFT_SAMPLER": ("draft_sampler", _flag),
+    "DEEPSEEK_SLICES": ("deepseek_slices", _slices),
     "PLANTED": ("planted", _planted),
 }
 NAMES = tuple(PREFIX + name for name in _PARSERS)

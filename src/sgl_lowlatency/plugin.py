@@ -20,6 +20,8 @@ NVIDIA_DRAFT_SPECS = {
     "DSparkDraftModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
     "Qwen3DSparkModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
 }
+# What SGL_LOWLATENCY_DEEPSEEK_SLICES puts in a draft spec's place: the target's own steps, as far as it names slices of them.
+DEEPSEEK_V4_STEP_SPEC = "sgl_lowlatency.specs.nvidia.deepseek_v4:DEEPSEEK_V4_SPEC"
 AMD_SPECS = {
     "Qwen3ForCausalLM": "sgl_lowlatency.specs.amd.qwen3:QWEN3_SPEC",
     "Qwen3MoeForCausalLM": "sgl_lowlatency.specs.amd.qwen3_moe:QWEN3_MOE_SPEC",
@@ -35,9 +37,21 @@ def register_nvidia() -> None:
     """
     from sglang.kernels.plugin_kernels.nvidia.spec import register
 
-    for architecture, path in (NVIDIA_SPECS | NVIDIA_DRAFT_SPECS).items():
+    for architecture, path in nvidia_specs().items():
         register(architecture=architecture, path=path)
     _emulate_on_request()
+
+
+def nvidia_specs() -> dict[str, str]:
+    """HF architecture -> "module:attribute", as this process's environment has it. A bad variable of it chooses nothing: the specs name it."""
+    from sgl_lowlatency import config
+
+    specs = NVIDIA_SPECS | NVIDIA_DRAFT_SPECS
+    try:
+        wants_step = bool(config.get().deepseek_slices)
+    except ValueError:
+        wants_step = False
+    return specs | {"DeepseekV4ForCausalLM": DEEPSEEK_V4_STEP_SPEC} if wants_step else specs
 
 
 def register_amd() -> None:

@@ -148,7 +148,7 @@ def test_how_sglang_calls_those_in_front():
     layer, kernel = source("srt.models.deepseek_v4"), source("kernels.ops.attention.dsv4.norm_rope")
     assert "q_lora = qkv_a[..., : self.q_lora_rank]" in layer and "kv = qkv_a[..., self.q_lora_rank :]" in layer  # rows q | kv of wqkv_a
     assert "q_head_norm = False" in source("srt.configs.deepseek_v41")
-    assert "if envs.SGLANG_DSV4_USE_BF16_KV_QUANT_SOURCE.get():" in layer  # of no spec yet: nothing refuses it
+    assert "if envs.SGLANG_DSV4_USE_BF16_KV_QUANT_SOURCE.get():" in layer  # which DEEPSEEK_V4_SPEC refuses
     assert "if not self.q_head_norm:" in layer and "None,  # eps = None means no norm" in layer
     assert "kv_weight=self.kv_norm.weight.data" in layer and "layout: Union[KVLayout, str] = KVLayout.V4" in kernel
     pool = source("srt.mem_cache.deepseek_v4_memory_pool")

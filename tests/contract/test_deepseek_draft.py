@@ -254,6 +254,9 @@ def switch(monkeypatch):
     config.get.cache_clear()
 
 
+NOTHING_ELSE = "whose proposals are all that there is of DeepSeek-V4 without SGL_LOWLATENCY_DEEPSEEK_SLICES"
+
+
 def test_a_target_is_served_for_its_drafts_proposals_alone(switch, monkeypatch):
     from sglang.srt.kernel_plugins.nvidia import binding
 
@@ -264,10 +267,11 @@ def test_a_target_is_served_for_its_drafts_proposals_alone(switch, monkeypatch):
     dspark, plain = Arguments(speculative_algorithm="DSPARK", tp_size=1), Arguments(speculative_algorithm=None, tp_size=1)
     switch("1")
     assert reasons(dspark, V41) == []
-    assert reasons(plain, V41) == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]
+    assert reasons(plain, V41) == [f"speculative_algorithm None is not 'DSPARK', {NOTHING_ELSE}"]
     switch("0")
     assert reasons(dspark, V41) == [
-        "SGL_LOWLATENCY_DRAFT_SAMPLER is not 1: a draft's proposals are draft_sampler's on request alone, and of DeepSeek-V4 there is nothing else"
+        "SGL_LOWLATENCY_DRAFT_SAMPLER is not 1: a draft's proposals are draft_sampler's on request alone, "
+        "and so are slices of DeepSeek-V4.1's own layers, by SGL_LOWLATENCY_DEEPSEEK_SLICES"
     ]
     built = spec.build(None, None, None)
     assert (spec.max_rows, built.widths, built.draft_sampler, built.plan(None, None)) == (0, (), None, None)
@@ -325,7 +329,7 @@ class Arguments:
         ({"speculative_algorithm": "DSPARK"}, []),
         ({"speculative_algorithm": "DSPARK", "tp_size": 8}, []),
         ({"speculative_algorithm": "DSPARK", "tp_size": 3}, ["tp_size 3 is not one of ['1', '2', '4', '8']"]),
-        ({"speculative_algorithm": "EAGLE"}, ["speculative_algorithm 'EAGLE' is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]),
+        ({"speculative_algorithm": "EAGLE"}, [f"speculative_algorithm 'EAGLE' is not 'DSPARK', {NOTHING_ELSE}"]),
         ({"speculative_algorithm": "DSPARK", "graphs": "disabled"}, ["decode CUDA graphs 'disabled' is not one of ['full']"]),
         (
             {"speculative_algorithm": "DSPARK", "enable_pdmux": True, "dp_size": 2, "device": "cuda"},

@@ -8,8 +8,9 @@ from sglang.srt.environ import envs
 from sglang.srt.server_args import ServerArgs
 
 from sgl_lowlatency.guard import config as guard
-from sgl_lowlatency.guard import draft, fused_moe, moe, parallel, speculation
+from sgl_lowlatency.guard import attention_slices, draft, fused_moe, moe, parallel, speculation
 from sgl_lowlatency.specs.nvidia.deepseek_v4 import DEEPSEEK_V4_SPEC
+from sgl_lowlatency.specs.nvidia.deepseek_v4 import SERVER_ARGUMENTS as DEEPSEEK_V4_ARGUMENTS
 from sgl_lowlatency.specs.nvidia.deepseek_v4_dspark import DEEPSEEK_V4_TARGET_SPEC
 from sgl_lowlatency.specs.nvidia.dense import QWEN3_SPEC
 from sgl_lowlatency.specs.nvidia.qwen3_moe import QWEN3_MOE_SPEC
@@ -21,7 +22,8 @@ DEFAULTS = {field.name: field.default for field in record_fields(ServerArgs)}
     ("table", "name"),
     [
         (table, row[0])
-        for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS, parallel.SERVER_ARGUMENTS, fused_moe.SERVER_ARGUMENTS, draft.SERVER_ARGUMENTS)
+        for table in (guard._SERVER_ARGUMENTS, moe.SERVER_ARGUMENTS, parallel.SERVER_ARGUMENTS, fused_moe.SERVER_ARGUMENTS, draft.SERVER_ARGUMENTS,
+                      attention_slices.SERVER_ARGUMENTS, DEEPSEEK_V4_ARGUMENTS)
         for row in table
     ],
     ids=lambda value: value if isinstance(value, str) else "",

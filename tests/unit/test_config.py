@@ -7,7 +7,7 @@ from sgl_lowlatency import config
 
 def test_defaults():
     assert config.parse({"PATH": "/bin"}) == config.Config(
-        self_check=True, emulate=False, log_coverage_s=0.0, cuda_archs=None, draft_sampler=False, planted=0
+        self_check=True, emulate=False, log_coverage_s=0.0, cuda_archs=None, draft_sampler=False, deepseek_slices=(), planted=0
     )
 
 
@@ -18,11 +18,13 @@ def test_every_variable():
         "SGL_LOWLATENCY_LOG_COVERAGE_S": "2.5",
         "SGL_LOWLATENCY_CUDA_ARCHS": "sm_100a, sm_90a",
         "SGL_LOWLATENCY_DRAFT_SAMPLER": "1",
+        "SGL_LOWLATENCY_DEEPSEEK_SLICES": "moe, attention_in",
         "SGL_LOWLATENCY_PLANTED": "3",
     }
     assert set(environ) == set(config.NAMES)
     assert config.parse(environ) == config.Config(
-        self_check=False, emulate=True, log_coverage_s=2.5, cuda_archs=("sm_90a", "sm_100a"), draft_sampler=True, planted=3
+        self_check=False, emulate=True, log_coverage_s=2.5, cuda_archs=("sm_90a", "sm_100a"), draft_sampler=True,
+        deepseek_slices=("attention_in", "moe"), planted=3,
     )
 
 
@@ -42,6 +44,9 @@ def test_no_cuda_archs():
         ("PLANTED", "44", "is not a number from 0 to 43"),
         ("PLANTED", "-1", "is not a number from 0 to 43"),
         ("DRAFT_SAMPLER", "on", "is not 0 or 1"),
+        ("DEEPSEEK_SLICES", "attention", "'attention' is not one of attention_in, attention_out, moe"),
+        ("DEEPSEEK_SLICES", "", "'' is not one of attention_in, attention_out, moe"),
+        ("DEEPSEEK_SLICES", "1", "'1' is not one of attention_in, attention_out, moe"),
     ],
 )
 def test_a_bad_value_raises_and_names_the_variable(name, value, message):

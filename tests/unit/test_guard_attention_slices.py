@@ -48,6 +48,8 @@ def scales(rows, columns, odd):
     ("self_attn.use_mega_attention", True, "self_attn keeps its weights for the flashmla_mega backend"),
     ("self_attn.fuse_wqa_wkv", False, "self_attn.wq_a and wkv are two matrices (SGLANG_OPT_FUSE_WQA_WKV)"),
     ("self_attn.q_head_norm", True, "self_attn normalises its query heads: DeepSeek-V4, not V4.1"),
+    ("self_attn.is_dsv41", False, "self_attn normalises its query heads: DeepSeek-V4, not V4.1"),
+    ("self_attn.compress_ratio", 4, "self_attn compresses 4 keys into one, which is not one of 0, 1, 2"),
     ("self_attn.wo_a_fp8", True, "self_attn.wo_a is kept in FP8"),
     ("self_attn.head_dim", 128, "self_attn has heads of 128, 64 of them rotated, not 512 and 64"),
     ("self_attn.wo_b.quant_method.weight_block_size", [128, 128], "self_attn.wo_b has no scale a block of [32, 32]"),
@@ -81,6 +83,29 @@ def test_another_module():
     layer = decoder_layer()
     layer.self_attn = torch.nn.Linear(2, 2)
     assert list(guard.layer_reasons(layer)) == ["self_attn is a Linear, not an MQALayer"]
+    assert list(guard.layer_reasons(SimpleNamespace(**vars(layer)))) == ["the layer is a SimpleNamespace, not a DeepseekV4CudaDecoderLayer"]
+
+
+CONFIG = {
+    "hidden_size": 5120, "head_dim": 512, "qk_rope_head_dim": 64, "hc_mult": 4, "hc_pre_from_prev_sublayer": True, "q_head_norm": False,
+    "num_attention_heads": 64, "o_groups": 8, "o_lora_rank": 1024, "q_lora_rank": 1280, "compress_ratios": [0, 0, 2, 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "reasons"), [
+    ({}, []), ({"hc_mult": 2}, ["config.hc_mult 2 is not 4"]),
+    ({"hc_pre_from_prev_sublayer": False, "q_head_norm": True},
+     ["config.hc_pre_from_prev_sublayer False is not True", "config.q_head_norm True is not False"]),
+    ({"hidden_size": 5000}, ["config.hidden_size 5000 is not a multiple of 128"]),
+    ({"q_lora_rank": 1536}, ["config.q_lora_rank 1536 is not a multiple of 128 up to 1408"]),
+    ({"o_groups": 4}, ["a group of config.o_groups' heads 8192 is not a multiple of 64 up to 4096"]),
+    ({"o_groups": 5}, ["a group of config.o_groups' heads 0 is not a multiple of 64 up to 4096"]),
+    ({"o_lora_rank": 2048}, ["config.o_groups times o_lora_rank 16384 is not a multiple of 128 up to 8192"]),
+    ({"compress_ratios": [0, 4, 128]}, ["config.compress_ratios has 4, 128: SGLang then orders compressor and queries otherwise"]),
+    ({"head_dim": None}, ["config.head_dim None is not 512"]),
+])  # fmt: skip
+def test_configs(fields, reasons):
+    assert guard.config_reasons(SimpleNamespace(**{**CONFIG, **fields})) == reasons
 
 
 def test_the_limits_are_the_kernels():

@@ -57,6 +57,13 @@ def test_emulation_is_installed_on_request_only(registered, emulated, monkeypatc
     assert len(registered) == 8 and emulated == [1]
 
 
+def test_slices_of_a_layer_bring_the_step_of_deepseek(registered, emulated, monkeypatch):
+    monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "attention_out")
+    plugin.register_nvidia()
+    assert len(registered) == 8 and dict(registered)["DeepseekV4ForCausalLM"] == "sgl_lowlatency.specs.nvidia.deepseek_v4:DEEPSEEK_V4_SPEC"
+    assert dict(registered)["DeepseekV4ForCausalLMDSpark"] == "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_DSPARK_SPEC"
+
+
 def test_a_bad_variable_raises_and_leaves_the_specs_to_name_it(registered, emulated, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "maybe")
     with pytest.raises(ValueError, match="SGL_LOWLATENCY_EMULATE='maybe' is not 0 or 1"):

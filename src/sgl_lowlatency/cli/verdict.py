@@ -84,17 +84,18 @@ def _judge_arguments(verdict: Verdict, binding: Any, arguments: list[str]) -> No
     verdict.reasons += reasons
     verdict.notes += judging.notes(cfg)
     if spec is not None and not reasons:
-        verdict.notes += _coverage_notes(spec.max_rows, cfg)
+        verdict.notes += _coverage_notes(spec, cfg)
 
 
-def _coverage_notes(max_rows: int, cfg: Any) -> list[str]:
-    """Which steps of an accepted server SGLang's forward runs. max_rows: of the spec."""
-    if not max_rows:
+def _coverage_notes(spec: Any, cfg: Any) -> list[str]:
+    """Which steps of an accepted server SGLang's forward runs."""
+    if not spec.max_rows:
         return ["every step of the target runs SGLang's forward; the draft's proposals are draft_sampler's"]
     if cfg.speculative_algorithm is None:
         return []
     drafts = cfg.speculative_num_draft_tokens
-    return [f"decode_step verifies up to {max_rows // drafts} requests of {drafts} tokens at once; a step of more runs SGLang's forward"]
+    kernel = "decode_step" if "decode_step" in spec.name else "a step of slices"
+    return [f"{kernel} verifies up to {spec.max_rows // drafts} requests of {drafts} tokens at once; a step of more runs SGLang's forward"]
 
 
 def _spec_reasons(binding: Any, cfg: Any, hf_config: Any, isa: str) -> tuple[Any, list[str]]:
@@ -103,7 +104,7 @@ def _spec_reasons(binding: Any, cfg: Any, hf_config: Any, isa: str) -> tuple[Any
     if spec is not None:
         return spec, reasons
     for architecture in hf_config.architectures or ():
-        if path := (plugin.NVIDIA_SPECS | plugin.NVIDIA_DRAFT_SPECS).get(architecture):
+        if path := plugin.nvidia_specs().get(architecture):
             module, _, attribute = path.partition(":")
             served = sorted(getattr(importlib.import_module(module), attribute).requires.isas)[-1]
             with mock.patch.object(binding, "device_isa", lambda: served):

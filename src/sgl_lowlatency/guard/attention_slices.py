@@ -1,4 +1,5 @@
-"""Refusals of a DeepSeek-V4.1 layer's attention, after the weights load: what attention_in and attention_out compute, and how SGLang must keep it.
+"""Refusals of a DeepSeek-V4.1 layer's attention, before and after the weights load: what attention_in and attention_out compute, and how SGLang must
+keep it.
 
 What is served (read from sglang 0.5.23): all heads on this GPU, wo_a in bf16 and the other linears in FP8 with scales of 32 x 32 blocks, mHC of four
 streams whose combine takes the pre of the sublayer in front, the V4 layout of the KV pool. DESIGN.md of kernels/nvidia/attention_in and attention_out
@@ -17,13 +18,47 @@ MAX_GROUP, MAX_LATENT, MAX_LORA = 4096, 8192, 1408
 BLOCK = [32, 32]
 MIN_SCALE, MAX_SCALE = 2.0**-100, 2.0**7  # kernels/slice.py
 KV_LAYOUT = "v4"
+LAYER = "DeepseekV4CudaDecoderLayer"
+RATIOS = (0, 1, 2)  # of layers' compressed keys: those of V4.1
+# SGLang's switches: keys of another rounding, two matrices in the place of wqkv_a.
+ENVIRONMENT = {"SGLANG_DSV4_USE_BF16_KV_QUANT_SOURCE": False, "SGLANG_OPT_FUSE_WQA_WKV": True}
+
+_OFF = (None, False)
+# (server argument, values that are served, why the others are not), as in guard/config.py.
+SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
+    ("dsv4_attn_backend", ("flashmla", "auto"), "its keys and queries are of another form than the kernels write"),
+    ("enable_encoder_swa_bounded_replay", _OFF, "window keys of requests' own have not been tested"),
+)
+
+
+def config_reasons(hf_config: Any) -> list[str]:
+    """Why attention_in and attention_out cannot run the layers that this config describes."""
+    reasons = []
+    for name, served in (("head_dim", HEAD_DIM), ("qk_rope_head_dim", ROPE), ("hc_mult", STREAMS), ("hc_pre_from_prev_sublayer", True),
+                         ("q_head_norm", False)):  # fmt: skip
+        if (value := getattr(hf_config, name, None)) != served:
+            reasons.append(f"config.{name} {value!r} is not {served!r}")
+    heads, groups, lora = (getattr(hf_config, name, None) or 0 for name in ("num_attention_heads", "o_groups", "o_lora_rank"))
+    sizes = (
+        ("config.hidden_size", getattr(hf_config, "hidden_size", 0), 128, None),
+        ("config.q_lora_rank", getattr(hf_config, "q_lora_rank", 0), 128, MAX_LORA),
+        ("a group of config.o_groups' heads", heads // groups * HEAD_DIM if groups and not heads % groups else 0, 64, MAX_GROUP),
+        ("config.o_lora_rank", lora, 16, None), ("config.o_groups times o_lora_rank", groups * lora, 128, MAX_LATENT),
+    )  # fmt: skip
+    for name, value, multiple, most in sizes:
+        if not isinstance(value, int) or value <= 0 or value % multiple or (most is not None and value > most):
+            reasons.append(f"{name} {value} is not a multiple of {multiple}{'' if most is None else f' up to {most}'}")
+    if others := sorted(set(getattr(hf_config, "compress_ratios", None) or ()) - set(RATIOS)):
+        reasons.append(f"config.compress_ratios has {', '.join(map(str, others))}: SGLang then orders compressor and queries otherwise")
+    return reasons
 
 
 def layer_reasons(layer: Any) -> Iterator[str]:
     """Checks SGLang's DeepseekV4DecoderLayer after process_weights_after_loading."""
-    if (name := type(layer.self_attn).__name__) != "MQALayer":
-        yield f"self_attn is a {name}, not an MQALayer"
-        return
+    for what, module, served in (("the layer", layer, LAYER), ("self_attn", layer.self_attn, "MQALayer")):
+        if (name := type(module).__name__) != served:
+            yield f"{what} is a {name}, not a{'n' if served[0] == 'M' else ''} {served}"
+            return
     hc, hidden = layer.hc_cfg, layer.hc_cfg.hidden
     if not layer.boundary_pre_from_prev:
         yield "the combine does not take the pre of the sublayer in front: a layer of DeepSeek-V4, or of V4.1's MTP"
@@ -64,7 +99,9 @@ def _attention_reasons(attn: Any, hidden: int) -> Iterator[str]:
     if not attn.fuse_wqa_wkv:
         yield "self_attn.wq_a and wkv are two matrices (SGLANG_OPT_FUSE_WQA_WKV)"
         return
-    if attn.q_head_norm:
+    if attn.compress_ratio not in RATIOS:
+        yield f"self_attn compresses {attn.compress_ratio} keys into one, which is not one of {', '.join(map(str, RATIOS))}"
+    if not attn.is_dsv41 or attn.q_head_norm:
         yield "self_attn normalises its query heads: DeepSeek-V4, not V4.1"
     if attn.wo_a_fp8:
         yield "self_attn.wo_a is kept in FP8"

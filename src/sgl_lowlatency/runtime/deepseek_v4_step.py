@@ -1,145 +1,158 @@
-"""What the spec of DeepSeek-V4.1 builds: SGLang's own forward with the MoE of every layer taken by fused_moe in the steps that it covers.
+"""What the spec of DeepSeek-V4.1 builds: SGLang's own forward, whose layers are issued anew around the slices of them that are ours.
 
-Attention, Engram, mHC, KV and hidden states that drafts read stay SGLang's: a covered step is its forward, in which the layers' `mlp.forward`
-launches the kernel. Everything else, prefill and rows beyond the widths included, is SGLang's forward as it is.
+A covered step is SGLang's loop over the layers with everything around it: embedding, Engram, hidden states that drafts read, the head. In it the
+layers' forwards, and their MoEs', are those of runtime/deepseek_v4_layer.py and deepseek_v4_moe.py, for as many slices as were asked for. Every other
+step, prefill and rows beyond the widths included, is SGLang's forward as it is.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from sglang.kernels.plugin_kernels.nvidia.spec import Step
 
-from sgl_lowlatency.kernels.fault import describe_moe_fault
-from sgl_lowlatency.kernels.fused_moe import FusedMoe, FusedMoeWeights, RoutingRecord
-from sgl_lowlatency.reference import fused_moe as oracle
+from sgl_lowlatency import config
+from sgl_lowlatency.kernels.fault import describe_attention_in_fault, describe_attention_out_fault, describe_moe_fault
+from sgl_lowlatency.runtime import sglang_state
+from sgl_lowlatency.runtime.coverage import DECODE, VERIFY, Coverage
+from sgl_lowlatency.runtime.deepseek_v4_check import ATTENTION_IN_FIGURES, ATTENTION_OUT_FIGURES, MOE_FIGURES
+from sgl_lowlatency.runtime.deepseek_v4_layer import LayerSlices, LayerStep, Running
+from sgl_lowlatency.runtime.deepseek_v4_moe import MoeSlice
+from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
 from sgl_lowlatency.runtime.fault_watch import FaultWatch
 
 logger = logging.getLogger(__name__)
 
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """Of one layer, by the spec's bounds. out: the largest relative L2 of a row whose experts are SGLang's. gap: how far below SGLang's last choice,
-    by biased score, one of ours is that SGLang has not made."""
-
-    layer: int
-    out: float
-    gap: float
-
-
-class MoeSlice:
-    """Stands for `forward` of one layer's DeepseekV2MoE."""
-
-    def __init__(self, step: DeepseekV4Step, number: int, mlp: Any, layer: Any):
-        self._step, self._number, self._mlp, self._layer, self._original = step, number, mlp, layer, mlp.forward
-
-    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As the original, whose sum of experts and shared expert it returns merged."""
-        is_whole = not (args[1:] or kwargs.get("skip_shared_experts") or kwargs.get("return_moe_output"))
-        if not self._step.is_running or not is_whole:
-            return self._original(hidden_states, *args, **kwargs)
-        token_ids = kwargs.get("input_ids_global")
-        if self._step.is_checking:
-            self._step.differences.append(self._compare(hidden_states, token_ids, args, kwargs))
-        out = torch.empty_like(hidden_states)
-        self._launch(hidden_states, out, token_ids)
-        return out
-
-    def _launch(self, x: torch.Tensor, out: torch.Tensor, token_ids: torch.Tensor | None, record: RoutingRecord | None = None) -> None:
-        bound, _ = self._mlp.topk.routing_inputs()
-        stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
-        live = None if bound is None else bound.view(1)
-        self._step.kernel.launch(self._layer, x, out, token_ids if self._layer.weights.bias_alt is not None else None, live, record, stream)
-
-    def _compare(self, hidden_states: torch.Tensor, token_ids: torch.Tensor | None, args: tuple, kwargs: Mapping[str, Any]) -> Difference:
-        """On random rows of the step's own size: warm-up data is one token in every row."""
-        rows, weights = hidden_states.shape[0], self._layer.weights
-        generator = torch.Generator(device=hidden_states.device).manual_seed(self._number)
-        size = hidden_states.float().square().mean().sqrt().clamp(min=1e-3)
-        x = (torch.randn(hidden_states.shape, generator=generator, device=hidden_states.device) * size).to(hidden_states.dtype)
-        theirs = self._original(x.clone(), *args, **kwargs)
-        theirs = theirs.get_merged() if hasattr(theirs, "get_merged") else theirs
-        ours = torch.full_like(x, float("nan"))
-        record = RoutingRecord(
-            torch.full((rows, weights.top_k), -7, dtype=torch.int32, device=x.device), torch.zeros(rows, weights.top_k, device=x.device),
-            torch.zeros(rows, weights.router.shape[0], device=x.device),
-        )  # fmt: skip
-        self._launch(x, ours, token_ids, record)
-        biased = oracle.biased_scores(weights, self._mlp.gate(x).float(), token_ids)
-        wanted, own = biased.topk(weights.top_k).indices.sort(1).values, record.ids.long().sort(1).values
-        is_live, is_same = (own >= 0).all(1), (own == wanted).all(1)
-        gap = (biased.gather(1, wanted).amin(1) - biased.gather(1, own.clamp(min=0)).amin(1))[is_live].clamp(min=0)
-        error = (ours.float() - theirs.float()).norm(dim=1) / theirs.float().norm(dim=1).clamp(min=1e-30)
-        is_judged = is_live & is_same
-        out = float("inf") if not bool(is_judged.any()) else float(error[is_judged].max().nan_to_num(nan=float("inf")))
-        return Difference(self._number, out, float(gap.max()) if gap.numel() else 0.0)
+_DESCRIPTIONS = {"attention_in": describe_attention_in_fault, "attention_out": describe_attention_out_fault, "moe": describe_moe_fault}
+_FIGURES = {"attention_in": ATTENTION_IN_FIGURES, "attention_out": ATTENTION_OUT_FIGURES, "moe": MOE_FIGURES}
+# Of a layer: modules that a slice does not call, so that a hook on one would not be.
+_REPLACED = {
+    "attention_in": ("input_layernorm", "self_attn.wqkv_a", "self_attn.q_norm", "self_attn.wq_b", "self_attn.kv_norm"),
+    "attention_out": ("self_attn", "self_attn.wo_a", "self_attn.wo_b", "post_attention_layernorm"),
+    "moe": ("mlp.gate", "mlp.topk", "mlp.experts", "mlp.shared_experts"),
+}
 
 
 class DeepseekV4Step:
-    """layers: the MoE modules of the model's layers, in order, with their weights. widths: rows of the steps that are served. bounds:
-    "moe.relative_l2" and "routing.gap", of the check that the first step of each width which is not captured makes. check: whether it is made."""
+    """layers: the model's, in order, with their slices, the same of every layer. widths: rows of the steps that are served. tokens_per_request: 1 in
+    a server of plain decode; in a speculative one the tokens that a verify step has a request, and then it serves verify steps alone. bounds: of
+    _FIGURES, of the check that the first step of each width makes before it may be captured. check: whether it is made. pool_reasons: why the
+    running forward's KV pool is not laid out as attention_in writes it."""
 
     draft_sampler = None
 
     def __init__(
         self,
-        layers: Sequence[tuple[Any, FusedMoeWeights]],
-        kernel: FusedMoe,
+        layers: Sequence[tuple[Any, LayerSlices]],
         widths: Sequence[int],
         tokens_per_request: int,
         bounds: Mapping[str, float],
         check: bool,
+        pool_reasons: Callable[[Any], Iterable[str]] = lambda pool: (),
     ):
-        self.kernel, self.widths = kernel, tuple(sorted(widths))
-        self._tokens_per_request, self._bounds, self._check = tokens_per_request, bounds, check
-        self.is_running = self.is_checking = False
-        self.differences: list[Difference] = []
-        self._checked: set[int] = set()
-        for number, (mlp, weights) in enumerate(layers):
-            mlp.forward = MoeSlice(self, number, mlp, kernel.prepare(weights))
-        self._num_layers = len(layers)
-        FaultWatch(kernel.fault, kernel.acknowledge_fault, describe=describe_moe_fault).start()
+        self.widths, self._tokens_per_request = tuple(sorted(widths)), tokens_per_request
+        self._bounds, self._check, self._pool_reasons = bounds, check, pool_reasons
+        first, self._num_layers = layers[0][1], len(layers)
+        self._kernels = {name: getattr(first, name)[0] for name in _FIGURES if getattr(first, name) is not None}
+        self._running, self._checked = Running(), set()
+        self.take(self._kernels)
+        self._replaced = [
+            (f"layer {i}, {name}", module)
+            for i, (layer, _) in enumerate(layers)
+            for slice_name in self._kernels
+            for name in _REPLACED[slice_name]
+            if isinstance(module := _module(layer, name), torch.nn.Module)
+        ]
+        for number, (layer, slices) in enumerate(layers):
+            if slices.moe is not None:
+                MoeSlice(self._running, number, layer.mlp, *slices.moe)
+            if slices.attention_in is not None or slices.attention_out is not None:
+                LayerStep(self._running, number, layer, slices)
+        for name, kernel in self._kernels.items():
+            FaultWatch(kernel.fault, kernel.acknowledge_fault, describe=_DESCRIPTIONS[name]).start()
+        if not check:
+            logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: %s serve without being compared to SGLang's launches", ", ".join(self._kernels))
+        self._issued: collections.Counter[int] = collections.Counter()
+        of = ", DeepSeek-V4.1: a graph's step counts when it is captured, not when it is replayed"
+        self.coverage = Coverage(lambda: dict(self._issued), DECODE if tokens_per_request == 1 else VERIFY, of=of, kernel=" + ".join(self._kernels))
+        self.coverage.start_reporting(config.get().log_coverage_s, False)
+
+    def take(self, names: Iterable[str]) -> None:
+        """From the next step on `names` are ours, out of those that were built, and SGLang's launches the others. Each number of rows is checked
+        anew. A graph keeps what it was captured with. Raises ValueError for another name."""
+        names = frozenset(names)
+        if unknown := sorted(names - set(self._kernels)):
+            raise ValueError(f"{unknown[0]} is not one of the slices that were built: {', '.join(self._kernels)}")
+        self._running.taken = names
+        self._checked.clear()
 
     def summary(self) -> str:
         """What was built, for SGLang's startup line."""
-        k = self.kernel
-        return (f"fused_moe in {self._num_layers} layers, {k.num_experts} experts of {k.intermediate}, top {k.top_k}, up to {self.widths[-1]} rows; "
-                f"{k.extra_bytes / 2**20:.1f} MiB beside the model; {k.grid} blocks")  # fmt: skip
+        extra = sum(kernel.extra_bytes for kernel in self._kernels.values())
+        grid = next(iter(self._kernels.values())).grid
+        return (f"{', '.join(self._kernels)} in {self._num_layers} layers, up to {self.widths[-1]} rows; {extra / 2**20:.1f} MiB beside the model; "
+                f"{grid} blocks")  # fmt: skip
 
     def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Step | None:
-        """The step, or None for SGLang's forward as it is. Host-only."""
-        mode, rows = forward_batch.forward_mode, input_ids.shape[0]
-        if rows not in self.widths:
+        """The step, or None for SGLang's forward as it is, with the reason counted. Host-only."""
+        reason = fallback_reason(self.widths, self._tokens_per_request, input_ids, forward_batch, *args, **kwargs)
+        if reason is None and (hooked := hooked_module(self._replaced)) is not None:
+            reason = f"a forward hook on {hooked}"
+        if reason is not None:
+            if not sglang_state.capturing_graphs():
+                self.coverage.count_fallback(reason)
             return None
-        if mode.is_target_verify():
-            return Step("target_verify", rows) if self._tokens_per_request > 1 else None
-        is_plain = mode.is_decode() and forward_batch.spec_info is None and self._tokens_per_request == 1
-        return Step("decode", rows) if is_plain else None
+        return Step("decode" if self._tokens_per_request == 1 else "target_verify", int(forward_batch.batch_size) * self._tokens_per_request)
 
     def forward(self, step: Step, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """SGLang's forward with our MoE. The first of a width that no graph captures is checked layer by layer: raises RuntimeError with figures."""
-        is_capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        self.is_running, self.is_checking = True, self._check and not is_capturing and step.rows not in self._checked
+        """SGLang's forward with our slices. The first of a width is checked layer by layer: raises RuntimeError with figures, or when it is being
+        captured before, or the KV pool is of another layout: the server must not serve."""
+        is_capturing, run = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing(), self._running
+        if wants_check := self._check and step.rows not in self._checked:
+            if is_capturing:
+                raise RuntimeError(f"{', '.join(self._kernels)}: {step.rows} rows are being captured before their self-check ran")
+        if not self._checked and "attention_in" in run.taken and (reasons := list(self._pool_reasons(step.view.kv_pool.pool))):
+            raise RuntimeError("attention_in cannot write SGLang's KV pool:\n  - " + "\n  - ".join(reasons))
+        if is_capturing or not sglang_state.capturing_graphs():
+            self._issued[step.rows] += 1
+        run.is_on, run.is_checking, run.view, run.is_verify = True, wants_check, step.view, step.mode == "target_verify"
         try:
             output = original(*args, **kwargs)
-            if self.is_checking:
+            if wants_check:
                 self._judge(step.rows)
+            self._checked.add(step.rows)
             return output
         finally:
-            self.is_running = self.is_checking = False
-            self.differences.clear()
+            run.is_on, run.is_checking, run.view = False, False, None
+            run.figures.clear()
 
     def _judge(self, rows: int) -> None:
-        if len(self.differences) != self._num_layers:
-            raise RuntimeError(f"fused_moe was asked for {len(self.differences)} layers of {self._num_layers} in a step of {rows} rows")
-        out, gap = max(self.differences, key=lambda d: d.out), max(self.differences, key=lambda d: d.gap)
-        found = f"relative L2 {out.out:.4f} (layer {out.layer}), routing gap {gap.gap:.2e} (layer {gap.layer})"
-        if not (out.out <= self._bounds["moe.relative_l2"] and gap.gap <= self._bounds["routing.gap"]):
-            raise RuntimeError(f"fused_moe differs from SGLang's MoE in a step of {rows} rows: {found}; bounds {dict(self._bounds)}")
-        self._checked.add(rows)
-        logger.info("fused_moe checked against SGLang's MoE at %d rows: %s", rows, found)
+        misses, found = list(self._misses(rows)), []
+        for name in self._judged():
+            worst = max((figure for figure in self._running.figures if figure.name == name), key=lambda figure: figure.value, default=None)
+            found.append(f"{name} {'nothing' if worst is None else f'{worst.value:.2g} (layer {worst.layer})'} of {self._bounds[name]:g}")
+        if misses:
+            raise RuntimeError(f"slices differ from SGLang's launches in a step of {rows} rows: {'; '.join(misses)}. All figures: {', '.join(found)}")
+        logger.info("slices checked against SGLang's launches at %d rows: %s", rows, ", ".join(found))
+
+    def _judged(self) -> list[str]:
+        return [figure for name in self._kernels if name in self._running.taken for figure in _FIGURES[name]]
+
+    def _misses(self, rows: int) -> Iterator[str]:
+        for name in self._judged():
+            figures = [figure for figure in self._running.figures if figure.name == name]
+            if len(figures) != self._num_layers:
+                yield f"{name} of {len(figures)} layers out of {self._num_layers}"
+            for figure in figures:
+                if not figure.value <= self._bounds[name]:
+                    yield f"{name} {figure.value:.2g} in layer {figure.layer}"
+
+
+def _module(layer: Any, path: str) -> Any:
+    for name in path.split("."):
+        layer = getattr(layer, name, None)
+    return layer

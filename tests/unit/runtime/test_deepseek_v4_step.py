@@ -1,6 +1,7 @@
-"""Steps of a model whose layers' MoE fused_moe takes, in emulation: what is covered, what stays SGLang's, and the check of the first step."""
+"""Steps of a model whose layers' MoE fused_moe takes, in emulation: what is covered, what stays SGLang's, the check of the first step. Attention's
+slices, in SGLang's own layers: tests/contract/test_deepseek_v4_layers.py."""
 
-import types
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,10 +9,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
 from moe_stand_ins import DeepseekV2MoE  # noqa: E402
+from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 
-from sgl_lowlatency.build.fused_moe import collect_moe  # noqa: E402
+from sgl_lowlatency.build.deepseek_v4 import build_slices  # noqa: E402
 from sgl_lowlatency.kernels.decode_step import EmulationOptions  # noqa: E402
-from sgl_lowlatency.kernels.fused_moe import FusedMoe  # noqa: E402
 from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step  # noqa: E402
 
 NEXT_EXPERT, UNWEIGHTED_EXPERT = 26, 24  # dialect::Planted
@@ -23,9 +24,9 @@ class Model:
 
     def __init__(self, planted=0, check=True, tokens_per_request=1):
         self.layers = [DeepseekV2MoE(seed=seed) for seed in range(2)]
-        kernel = FusedMoe(128, 128, 32, 2, 16, torch.device("cpu"), 3, 2.0, emulation=EmulationOptions(planted=planted))
-        layers = [(mlp, collect_moe(mlp)) for mlp in self.layers]
-        self.step = DeepseekV4Step(layers, kernel, (1, 6, 12), tokens_per_request, BOUNDS, check)
+        layers = [SimpleNamespace(mlp=mlp) for mlp in self.layers]
+        slices = build_slices(layers, ("moe",), 16, torch.device("cpu"), 3, 2.0, EmulationOptions(planted=planted))
+        self.step = DeepseekV4Step(slices, (1, 6, 12), tokens_per_request, BOUNDS, check)
 
     def original(self, x, token_ids):
         for mlp in self.layers:
@@ -36,9 +37,18 @@ class Model:
         return [mlp.calls for mlp in self.layers]
 
 
-def batch_of(mode, spec_info=None):
-    modes = types.SimpleNamespace(is_target_verify=lambda: mode == "verify", is_decode=lambda: mode == "decode")
-    return types.SimpleNamespace(forward_mode=modes, spec_info=spec_info)
+MODES = {"decode": ForwardMode.DECODE, "verify": ForwardMode.TARGET_VERIFY, "prefill": ForwardMode.EXTEND}
+
+
+def batch_of(mode, rows, tokens=1, spec_info=None):
+    """Of `rows` rows, `tokens` a request."""
+    if mode == "verify" and spec_info is None:
+        spec_info = SimpleNamespace(is_verify_input=lambda: True, ragged_verify_layout=None, draft_token_num=tokens, topk=1)
+    ids = torch.zeros(rows, dtype=torch.int64)
+    return SimpleNamespace(
+        forward_mode=MODES[mode], spec_info=spec_info, batch_size=rows // tokens, input_embeds=None, replace_embeds=None, lora_ids=None,
+        tbo_children=None, input_ids=ids, positions=ids, seq_lens=ids, req_pool_indices=ids, out_cache_loc=ids,
+    )  # fmt: skip
 
 
 def inputs(rows):
@@ -46,13 +56,15 @@ def inputs(rows):
     return x, torch.where(torch.arange(rows) % 3 == 1, 77, torch.arange(rows))
 
 
-@pytest.mark.parametrize(("mode", "rows", "tokens", "spec_info", "is_covered"), [
-    ("decode", 6, 1, None, True), ("decode", 5, 1, None, False), ("decode", 6, 1, object(), False), ("decode", 6, 6, None, False),
-    ("verify", 12, 6, object(), True), ("verify", 12, 1, object(), False), ("prefill", 6, 1, None, False),
+@pytest.mark.parametrize(("mode", "rows", "tokens", "spec_info", "reason"), [
+    ("decode", 6, 1, None, None), ("decode", 5, 1, None, "5 rows, built for 1, 6, 12"), ("decode", 6, 1, object(), "a speculative step"),
+    ("decode", 6, 6, None, "a decode step in a speculative server"), ("verify", 12, 6, None, None),
+    ("verify", 12, 1, None, "a verify step without draft tokens"), ("prefill", 6, 1, None, "prefill"),
 ])  # fmt: skip
-def test_which_steps_are_covered(mode, rows, tokens, spec_info, is_covered):
-    step = Model(tokens_per_request=tokens).step.plan(torch.zeros(rows, dtype=torch.int64), batch_of(mode, spec_info))
-    assert (step is not None) is is_covered
+def test_which_steps_are_covered(mode, rows, tokens, spec_info, reason):
+    served = Model(tokens_per_request=tokens).step
+    step = served.plan(torch.zeros(rows, dtype=torch.int64), batch_of(mode, rows, tokens, spec_info))
+    assert (step is None, served.coverage.counts().fallbacks) == (reason is not None, {} if reason is None else {reason: 1})
     assert step is None or (step.rows, step.mode) == (rows, "decode" if mode == "decode" else "target_verify")
 
 
@@ -62,7 +74,7 @@ def test_a_covered_step_runs_the_kernel_once_it_was_checked(rows):
     x, token_ids = inputs(rows)
     wanted = reference.original(x, token_ids)
     assert reference.calls() == [1, 1]
-    step = model.step.plan(token_ids, batch_of("decode"))
+    step = model.step.plan(token_ids, batch_of("decode", len(token_ids)))
     for repeat in range(2):
         got = model.step.forward(step, model.original, x, token_ids)
         assert model.calls() == [1, 1], f"launch {repeat}: the check asks each layer once, in the first step alone"
@@ -77,7 +89,7 @@ def test_rows_that_a_graph_pads_have_no_experts():
         mlp.bound = torch.tensor(4, dtype=torch.int32)
     x, token_ids = inputs(6)
     wanted = model.original(x, token_ids)
-    got = model.step.forward(model.step.plan(token_ids, batch_of("decode")), model.original, x, token_ids)
+    got = model.step.forward(model.step.plan(token_ids, batch_of("decode", len(token_ids))), model.original, x, token_ids)
     assert float((got.float() - wanted.float()).norm() / wanted.float().norm()) < 0.02
 
 
@@ -85,15 +97,16 @@ def test_rows_that_a_graph_pads_have_no_experts():
 def test_the_check_finds_a_wrong_kernel(planted):
     model = Model(planted)
     x, token_ids = inputs(6)
-    with pytest.raises(RuntimeError, match="fused_moe differs from SGLang's MoE in a step of 6 rows: relative L2"):
-        model.step.forward(model.step.plan(token_ids, batch_of("decode")), model.original, x, token_ids)
-    assert not model.step.is_running
+    with pytest.raises(RuntimeError, match="slices differ from SGLang's launches in a step of 6 rows: moe.relative_l2 [0-9.]+ in layer 0"):
+        model.step.forward(model.step.plan(token_ids, batch_of("decode", len(token_ids))), model.original, x, token_ids)
+    assert not model.step._running.is_on
 
 
 def test_the_check_finds_choices_that_are_not_sglangs():
     """The kernel ranks by another bias than the layer has."""
     model, other = Model(), torch.linspace(0, 3, 32)
-    model.layers[1].forward._layer.params.bias = model.layers[1].forward._layer.params.bias_alt = other.data_ptr()
+    params = model.layers[1].forward.prepared.params
+    params.bias = params.bias_alt = other.data_ptr()
     x, token_ids = inputs(12)
-    with pytest.raises(RuntimeError, match=r"routing gap [1-9]\.\d+e[-+]0[01] \(layer 1\)"):
-        model.step.forward(model.step.plan(token_ids, batch_of("decode")), model.original, x, token_ids)
+    with pytest.raises(RuntimeError, match=r"routing.gap \d\.\d+ in layer 1"):
+        model.step.forward(model.step.plan(token_ids, batch_of("decode", len(token_ids))), model.original, x, token_ids)

@@ -1,17 +1,20 @@
-"""The spec of DeepSeek-V4.1 on NVIDIA, so far its MoE half on sm_90 and one GPU. In no registry: no server has run it, and where the kernel was
-measured, at one row, SGLang's own launches are faster. attention_in and attention_out are not in the step yet: they need the layer issued anew.
+"""The spec of DeepSeek-V4.1 on NVIDIA with steps of the target: on sm_90 and one GPU, for the slices of a layer that are named by
+SGL_LOWLATENCY_DEEPSEEK_SLICES, which puts it in the place of deepseek_v4_dspark's (plugin.py). No server has run it: it is there to be measured.
+Without the variable nobody gets it.
 
-- isas: only on sm_90 SGLang holds the experts as fused_moe reads them; tp_sizes: the sum over ranks is not in the kernel.
-- Attention, Engram, mHC, KV pool, capture variants: SGLang's, as they are, so nothing of them is refused beside what every spec refuses of a server
-  (guard/config.py): plain arguments, the device, what this installation was compiled for.
+- isas: only on sm_90 SGLang holds experts as fused_moe reads them, and keys in the V4 layout; tp_sizes: sums over ranks are not in the kernels.
+- Which slices: the variable's list, read in `_build` and in the checks below, which ask of a server what these slices need.
+- Engram, compressor, indexer, sparse attention, mHC behind the MoE, capture variants and commits that are put off: SGLang's, as they are.
 - Host emulation: SGLang itself would run FP8 layers on the CPU, which it does not.
-- max_rows 48: the kernel's; steps of more rows run SGLang's forward.
-- numerics: SGLang quantises the shared expert's activations to FP8 in groups of 32, which the kernel does not: 2^-4 a value at most, 0.03 of a row by
-  chance. Never measured on a GPU: the bound is what a wrong expert of six exceeds (0.3 and more).
+- max_rows 48: the kernels'; steps of more rows run SGLang's forward. With drafts, verify steps alone: of 6 rows a request up to 8 requests.
+- numerics: SGLang quantises activations of FP8 matrices in groups of 32, which the kernels do not. Bounds of attention's slices: twice what such
+  activations do to the worst of 48 rows (tests/contract/test_deepseek_v4_layers.py), a third of what a wrong block, slot, mix or rotation does. Of
+  the MoE: 0.03 of a row by chance, a wrong expert of six 0.3 and more. Never measured on a GPU.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -26,57 +29,85 @@ from sglang.kernels.plugin_kernels.nvidia.spec import (
 )
 
 from sgl_lowlatency import config
+from sgl_lowlatency.build.deepseek_v4 import build_slices
 from sgl_lowlatency.build.device_limits import device_limits
-from sgl_lowlatency.build.fused_moe import collect_moe
-from sgl_lowlatency.guard import fused_moe, moe
+from sgl_lowlatency.guard import attention_slices, fused_moe, moe
 from sgl_lowlatency.guard.config import device_reasons, server_argument_reasons
 from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.quantization import emulation_reasons
-from sgl_lowlatency.kernels.fused_moe import MAX_ROWS, FusedMoe
+from sgl_lowlatency.kernels.fused_moe import MAX_ROWS as MOE_ROWS
+from sgl_lowlatency.kernels.slice import MAX_ROWS as ATTENTION_ROWS
 from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step
 
-BOUNDS = {"moe.relative_l2": 0.1, "routing.gap": 1e-3}
+logger = logging.getLogger(__name__)
+
+MAX_ROWS = min(MOE_ROWS, ATTENTION_ROWS)
+UNMEASURED = "no server has been measured with these slices of DeepSeek-V4.1's layers: compare its speed to one without"
+SLOWER_MOE = "; moe was slower than SGLang's launches where it was measured"
+BOUNDS = {
+    "attention_in.x": 0.01, "attention_in.q_lora": 0.1, "attention_in.q": 0.12, "attention_in.q_rope": 0.13, "attention_in.kv": 0.12,
+    "attention_in.kv_rope": 0.12, "attention_out.coefficients": 1e-3, "attention_out.streams": 0.08, "attention_out.out": 0.08,
+    "moe.relative_l2": 0.1, "routing.gap": 1e-3,
+}  # fmt: skip
+# (server argument, values that are served, why the others are not), as in guard/config.py.
+SERVER_ARGUMENTS = (("speculative_algorithm", (None, "DSPARK"), "nobody has tested its verify steps with slices of DeepSeek-V4.1"),)
+NO_SLICES = "SGL_LOWLATENCY_DEEPSEEK_SLICES names none of attention_in, attention_out, moe: a layer's slices are ours on request alone"
+
+
+def _takes_attention(slices: tuple[str, ...]) -> bool:
+    return bool({"attention_in", "attention_out"} & set(slices))
 
 
 def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
     from sglang.srt.kernel_plugins.nvidia.binding import device_isa
 
     try:
-        emulate = config.get().emulate
+        settings = config.get()
     except ValueError as error:
         return [str(error)]
-    reasons = fused_moe.config_reasons(getattr(hf_config, "text_config", hf_config))
-    reasons += server_argument_reasons(cfg) + server_argument_reasons(cfg, fused_moe.SERVER_ARGUMENTS + moe.SERVER_ARGUMENTS)
+    slices, emulate, model = settings.deepseek_slices, settings.emulate, getattr(hf_config, "text_config", hf_config)
+    reasons = server_argument_reasons(cfg) + server_argument_reasons(cfg, SERVER_ARGUMENTS) if slices else [NO_SLICES]
+    if _takes_attention(slices):
+        reasons += attention_slices.config_reasons(model) + server_argument_reasons(cfg, attention_slices.SERVER_ARGUMENTS)
+    if "moe" in slices:
+        reasons += fused_moe.config_reasons(model) + server_argument_reasons(cfg, fused_moe.SERVER_ARGUMENTS + moe.SERVER_ARGUMENTS)
     reasons += device_reasons(cfg, emulate) + (emulation_reasons(cfg, hf_config) if emulate else [])
     return reasons + installation_reasons(device_isa(), emulate=emulate)
 
 
 def _model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
-    return [f"layer {i}: {reason}" for i, layer in enumerate(model.model.layers) for reason in fused_moe.layer_reasons(layer.mlp)]
+    slices, reasons = config.get().deepseek_slices, []
+    for i, layer in enumerate(model.model.layers):
+        found = [*attention_slices.layer_reasons(layer)] if _takes_attention(slices) else []
+        found += fused_moe.layer_reasons(layer.mlp) if "moe" in slices else []
+        reasons += [f"layer {i}: {reason}" for reason in found]
+    return reasons
 
 
 def _build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> DeepseekV4Step:
-    layers = [(layer.mlp, collect_moe(layer.mlp)) for layer in model.model.layers]
-    first = layers[0][1]
-    device, widths = first.router.device, [rows for rows in context.widths if rows <= MAX_ROWS]
+    settings, widths = config.get(), [rows for rows in context.widths if rows <= MAX_ROWS]
     if not widths:
-        raise ValueError(f"fused_moe takes {MAX_ROWS} rows, the steps of this server have {min(context.widths)} and more")
-    num_experts, hidden = first.router.shape
-    kernel = FusedMoe(
-        hidden, first.gate_up.shape[1] // 2, num_experts, first.top_k, max(widths), device, device_limits(device).grid, context.deadline_s
-    )
-    return DeepseekV4Step(layers, kernel, widths, context.tokens_per_request, BOUNDS, config.get().self_check)
+        raise ValueError(f"the slices take {MAX_ROWS} rows, the steps of this server have {context.tokens_per_request} and more")
+    warning = UNMEASURED + (SLOWER_MOE if "moe" in settings.deepseek_slices else "")
+    logger.warning("SGL_LOWLATENCY_DEEPSEEK_SLICES=%s: %s", ",".join(settings.deepseek_slices), warning)
+    layers = list(model.model.layers)
+    device = layers[0].mlp.gate.weight.device
+    slices = build_slices(layers, settings.deepseek_slices, max(widths), device, device_limits(device).grid, context.deadline_s)
+    return DeepseekV4Step(slices, widths, context.tokens_per_request, BOUNDS, settings.self_check, attention_slices.pool_reasons)
 
 
 DEEPSEEK_V4_SPEC = MegakernelSpec(
-    name="sgl_lowlatency fused_moe (DeepSeek-V4.1)",
+    name="sgl_lowlatency slices of a layer (DeepSeek-V4.1)",
     requires=Requirements(
         isas=frozenset({"sm_90"}),
         tp_sizes=frozenset({1}),
         dtypes=frozenset({"bfloat16"}),
         decode_graph_backends=frozenset({"full", "disabled"}),
         server_args={"moe_runner_backend": fused_moe.RUNNER_BACKENDS},
-        env={"SGLANG_SIMULATE_UNIFORM_EXPERTS": False, "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": False, "SGLANG_SHARED_EXPERT_TP1": False},
+        env={
+            "SGLANG_SIMULATE_UNIFORM_EXPERTS": False, "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": False, "SGLANG_SHARED_EXPERT_TP1": False,
+            **attention_slices.ENVIRONMENT,
+        },
     ),
     features=frozenset({Feature.SPECULATIVE_DECODING}),
     numerics=Numerics(NumericsKind.TOLERANCE, dict(BOUNDS)),
@@ -85,4 +116,4 @@ DEEPSEEK_V4_SPEC = MegakernelSpec(
     api_version=MEGAKERNEL_API_VERSION,
     model_disable_reasons=_model_disable_reasons,
     config_disable_reasons=_config_disable_reasons,
-)
+)  # fmt: skip

@@ -3,7 +3,7 @@
 SGLang asks for a draft's spec only where the target has one. The target's covers no width and touches nothing; without proposals to make the flag
 would be of no use, so a server that is known to have none before weights load is refused: another algorithm, no decode graphs, in which alone SGLang
 asks for proposals, DeepSeek-V4's draft. What only the loaded draft tells (guard/draft.py: its head, splits of the vocabulary) keeps SGLang's proposal.
-TP 1, 2, 4 and 8.
+TP 1, 2, 4 and 8. With SGL_LOWLATENCY_DEEPSEEK_SLICES the target has another spec (deepseek_v4.py), and its draft this one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         settings = config.get()
     except ValueError as error:
         return [str(error)]
-    reasons = [] if settings.draft_sampler else [f"{SWITCH}, and of DeepSeek-V4 there is nothing else"]
+    reasons = [] if settings.draft_sampler else [f"{SWITCH}, and so are slices of DeepSeek-V4.1's own layers, by SGL_LOWLATENCY_DEEPSEEK_SLICES"]
     if cfg.speculative_algorithm != "DSPARK":
-        reasons.append(f"speculative_algorithm {cfg.speculative_algorithm!r} is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4")
+        other = "whose proposals are all that there is of DeepSeek-V4 without SGL_LOWLATENCY_DEEPSEEK_SLICES"
+        reasons.append(f"speculative_algorithm {cfg.speculative_algorithm!r} is not 'DSPARK', {other}")
     reasons += deepseek_v4_config_reasons(hf_config) + server_argument_reasons(cfg, SERVER_ARGUMENTS)
     if cfg.tp_size > 1:
         reasons += server_argument_reasons(cfg, SPLITS)

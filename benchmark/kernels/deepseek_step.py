@@ -1,0 +1,202 @@
+"""GPU-only time of SGLang's own decode step of DeepSeek-V4.1, and of the same step with slices of its layers that are ours, each alone and together.
+
+    python3 -m benchmark.kernels.deepseek_step --out OUT --model DIR [--cases 1x1024,2x1024,4x1024,8x1024] [--slices …]
+
+SGLang's model runner (no server, no drafts) loads the weights once and captures its decode graphs as a server does; then once more for each choice of
+slices, over the same static inputs and metadata: each of --slices alone, attention's two, and all. A choice's first step of each size is checked
+layer by layer against SGLang's launches, as a server's is: a miss is a failure of the case. A case ROWSxCONTEXT prefills the same random prompts
+and runs the decode step once for each choice, so that its logits stand beside SGLang's own; then all graphs are replayed in turn, group by group.
+
+A results row a case and choice, `metric` "step", `kernel` the choice, off SGLang's step, on the step with it; both end with the LM head. Random rows
+of a batch choose experts independently, where a request's verify rows are nearer to each other. Rows are sizes that SGLang captures: 1, 2, 4, 8, 12, 16.
+
+--model: a folder that SGLang loads, with one GPU's share of layers. --register MODULE:FUNCTION: called before, for weights that are no files.
+Exit status: 0 if every case was measured and no check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmark.common import deadline
+from benchmark.common.cases import parse_cases
+from benchmark.kernels import sglang_runner
+from benchmark.kernels.standard_step import distance, sglang_arguments
+from sgl_lowlatency.bench import provenance, stats, timing
+from sgl_lowlatency.bench.results import Results
+from sgl_lowlatency.config import DEEPSEEK_SLICES
+
+OFF = "sglang"
+# Relative norm of logits. Rows whose experts are near to each other take others behind a rounding, and SGLang rounds activations to FP8: it tells a
+# wrong step, 1.4 apart, and no more; the checks of slices are what bounds them.
+NEAR = 0.7
+DEADLINE_S = 5.0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--name", default="deepseek-step", help="results file name")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--register", default=None, metavar="MODULE:FUNCTION", help="called before the model is loaded")
+    parser.add_argument("--cases", type=parse_cases, default=parse_cases("1x1024,2x1024,4x1024,8x1024"), help="ROWSxCONTEXT, comma list")
+    parser.add_argument("--slices", default=",".join(DEEPSEEK_SLICES), help="comma list of those to measure")
+    parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
+    parser.add_argument("--group-ms", type=float, default=60.0, help="how long each replays")
+    parser.add_argument("--server-arg", action="append", default=[], help="one more argument of SGLang, repeatable")
+    parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
+    parser.add_argument("--deadline", type=float, default=540, help="seconds after which everything is killed")
+    return parser.parse_args()
+
+
+def choices(slices: list[str]) -> list[tuple[str, ...]]:
+    """Of slices: each alone, attention's together, all; each once, in this order."""
+    attention = tuple(name for name in slices if name.startswith("attention"))
+    return list(dict.fromkeys([*((name,) for name in slices), *([attention] if attention else []), tuple(slices)]))
+
+
+def build_step(runner: Any, slices: list[str], widths: list[int]) -> Any:
+    """The plugin's step on a loaded runner's model. Raises ValueError with what the guard has against its layers."""
+    from sgl_lowlatency.build.deepseek_v4 import build_slices
+    from sgl_lowlatency.build.device_limits import device_limits
+    from sgl_lowlatency.guard import attention_slices, fused_moe
+    from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step
+    from sgl_lowlatency.specs.nvidia.deepseek_v4 import BOUNDS
+
+    layers, reasons = list(runner.model.model.layers), []
+    for i, layer in enumerate(layers):
+        found = [*attention_slices.layer_reasons(layer)] if set(slices) - {"moe"} else []
+        reasons += [f"layer {i}: {reason}" for reason in found + ([*fused_moe.layer_reasons(layer.mlp)] if "moe" in slices else [])]
+    if reasons:
+        raise ValueError("; ".join(reasons))
+    device = layers[0].mlp.gate.weight.device
+    built = build_slices(layers, slices, max(widths), device, device_limits(device).grid, DEADLINE_S)
+    return DeepseekV4Step(built, widths, 1, BOUNDS, True, attention_slices.pool_reasons)
+
+
+@contextlib.contextmanager
+def dispatched(model: torch.nn.Module, step: Any) -> Iterator[None]:
+    """SGLang's dispatch to `step` on the model."""
+    from sglang.srt.kernel_plugins.nvidia.binding import MegakernelBinding, _Dispatch
+
+    model.forward = _Dispatch(built=step, original=model.forward, binding=MegakernelBinding(model=model)).wrapped()
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+def capture(runner: Any, step: Any, names: tuple[str, ...]) -> sglang_runner.Graphs:
+    """SGLang's decode graphs captured once more with `names` ours; its own stay. Raises what a check that fails does."""
+    from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+
+    own, backend = sglang_runner.captured(runner), runner.decode_cuda_graph_runner.backend
+    step.take(names)
+    try:
+        with dispatched(runner.model, step), model_capture_mode():
+            runner.decode_cuda_graph_runner.capture()
+        return sglang_runner.captured(runner)
+    finally:
+        backend._graphs, backend._outputs = own.graphs, own.outputs
+
+
+class Bench:
+    """arms: SGLang's graphs, and those of each choice of slices that could be captured, by name. notes: of the others."""
+
+    def __init__(self, runner: Any, args: argparse.Namespace) -> None:
+        self.runner, self.args, self.notes = runner, args, []
+        self.arms = {OFF: sglang_runner.captured(runner)}
+        slices = args.slices.split(",")
+        step = build_step(runner, slices, sorted(runner.decode_cuda_graph_runner.capture_bs))
+        deadline.say("built:", step.summary())
+        for names in choices(slices):
+            try:
+                self.arms["+".join(names)] = capture(runner, step, names)
+            except RuntimeError as error:
+                self.notes.append(f"{'+'.join(names)}: {str(error)[:1000]}")
+                deadline.say(self.notes[-1])
+
+    def measure(self, rows: int, context: int, vocab: int) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """(times by arm, how far an arm's logits are from SGLang's). Raises RuntimeError where a step ran outside of its graph."""
+        decode_runner, logits = self.runner.decode_cuda_graph_runner, {}
+        own = self.arms[OFF]
+        for name, arm in self.arms.items():
+            decode_runner.backend._graphs, decode_runner.backend._outputs = arm.graphs, arm.outputs
+            try:
+                step = sglang_runner.decode(self.runner, rows=rows, context=context, vocab=vocab)
+            finally:
+                decode_runner.backend._graphs, decode_runner.backend._outputs = own.graphs, own.outputs
+            if not step.in_graph or decode_runner.bs != rows:
+                raise RuntimeError(f"SGLang ran the step of {rows} rows {'padded' if step.in_graph else 'outside of a graph'}")
+            logits[name] = step.logits
+        key = decode_runner._replay_graph_key
+        found = timing.in_turn([arm.graphs[key].replay for arm in self.arms.values()], groups=self.args.groups, target_ms=self.args.group_ms)
+        return dict(zip(self.arms, found, strict=True)), {name: distance(own, logits[OFF]) for name, own in logits.items()}
+
+
+def table(content: dict) -> str:
+    """Every row, then what went wrong."""
+    lines = [f"{content['gpu']}, {content['versions']}"]
+    lines.append(f"{'rows':>4} {'context':>7} {'off ms':>8} {'on ms':>8} {'ratio':>6}  logits  slices, problems")
+    for row in content["rows"]:
+        off, on = stats.median(row["off_ms"]), stats.median(row["on_ms"])
+        problems = "; ".join(row["problems"]) or "-"
+        times = f"{row['rows']:4d} {row['context']:7d} {off:8.4f} {on:8.4f} {row['ratio']:6.3f}"
+        lines.append(f"{times}  {row['logits_distance']:.3f}   {row['kernel']}  {problems}")
+    return "\n".join([*lines, *content.get("failures", [])])
+
+
+def main() -> int:
+    args = parse()
+    if not torch.cuda.is_available():
+        print("deepseek_step: no GPU is visible, and a time without one is not a measurement", file=sys.stderr)
+        return 2
+    results = Results(
+        args.out, what="kernel-step", name=args.name, weights="random, of the model's folder", commit=args.commit,
+        command=["python3", "-m", "benchmark.kernels.deepseek_step", *sys.argv[1:]],
+    )  # fmt: skip
+    deadline.watchdog(args.deadline, lambda: print(table(results.content)))
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ.setdefault("SGLANG_JIT_DEEPGEMM_PRECOMPILE", "0")  # compile the few shapes that run, not thousands
+    if args.register:
+        module, _, function = args.register.partition(":")
+        getattr(importlib.import_module(module), function)()
+    arguments = sglang_arguments(args.model, args.cases, args.server_arg)
+    deadline.say("loading SGLang:", *arguments[2:])
+    runner = sglang_runner.load(arguments)
+    deadline.say(f"ready; graphs of {runner.decode_cuda_graph_runner.capture_bs} rows")
+    bench, failures = Bench(runner, args), []
+    failures += bench.notes
+    for rows, context in args.cases:
+        try:
+            times, distances = bench.measure(rows, context, runner.model_config.vocab_size)
+        except Exception as error:  # noqa: BLE001 - the next case may run
+            failures.append(f"{rows} rows of {context} tokens: {type(error).__name__}: {str(error)[:400]}")
+            results.set(failures=failures)
+            continue
+        deadline.say(f"{rows} rows of {context} tokens:", {arm: round(stats.median(found), 4) for arm, found in times.items()}, "ms")
+        for arm in bench.arms:
+            if arm == OFF:
+                continue
+            far = [] if distances[arm] <= NEAR else [f"logits differ by {distances[arm]:.3g} of their norm, more than {NEAR}"]
+            results.add(
+                model=args.model.name, dtype="fp8", tp=1, mode="decode", metric="step", kernel=arm, batch=rows, rows=rows, context=context,
+                off_ms=[round(t, 5) for t in times[OFF]], on_ms=[round(t, 5) for t in times[arm]], logits_distance=round(distances[arm], 4),
+                problems=far,
+            )  # fmt: skip
+    results.set(failures=failures, clocks_mhz=provenance.gpu()["clocks_mhz"])
+    print(table(results.content), flush=True)
+    os._exit(1 if failures or any(row["problems"] for row in results.content["rows"]) else 0)  # SGLang's threads are of no use any more
+
+
+if __name__ == "__main__":
+    sys.exit(main())

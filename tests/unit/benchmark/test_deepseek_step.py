@@ -1,0 +1,93 @@
+"""deepseek_step without a GPU: which choices are measured, what a capture leaves behind, what a case compares. Graphs and times are stand-ins; the
+layers and the step are those of tests/deepseek_layers.py, in emulation."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sglang")
+
+import deepseek_layers as small  # noqa: E402
+from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context  # noqa: E402
+
+from benchmark.kernels import deepseek_step, sglang_runner  # noqa: E402
+from sgl_lowlatency.bench import timing  # noqa: E402
+from sgl_lowlatency.runtime import sglang_state  # noqa: E402
+
+ALL = "attention_in+attention_out+moe"
+
+
+def test_choices_are_each_alone_attentions_two_and_all():
+    assert ["+".join(names) for names in deepseek_step.choices(["attention_in", "attention_out", "moe"])] == [
+        "attention_in", "attention_out", "moe", "attention_in+attention_out", ALL
+    ]  # fmt: skip
+    assert deepseek_step.choices(["moe"]) == [("moe",)]
+    assert deepseek_step.choices(["attention_out"]) == [("attention_out",)]
+
+
+class Runner:
+    """A model runner whose graphs are the logits that a forward gave when it was captured, of one size."""
+
+    capture_bs = [2]
+
+    def __init__(self):
+        self.model, self.backend = small.Target(), SimpleNamespace(_graphs={}, _outputs={})
+        self.decode_cuda_graph_runner, self.bs, self._replay_graph_key = self, 2, "key"
+        self.capture()
+
+    def capture(self):
+        set_forward_context(ForwardContext(attn_backend=small.Backend()))
+        logits = self.model.forward(*small.batch_of(2))
+        self.backend._graphs["key"], self.backend._outputs["key"] = SimpleNamespace(replay=lambda: None), logits
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """A Bench of all slices. spoilt: logits that another choice than SGLang's gives."""
+    small.install(monkeypatch)
+    monkeypatch.setattr(sglang_state, "metrics_enabled", lambda: False)
+    monkeypatch.setattr("sgl_lowlatency.build.device_limits.device_limits", lambda device: SimpleNamespace(grid=3))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(timing, "in_turn", lambda replays, *, groups, target_ms: [[float(i)] * groups for i in range(len(replays))])
+
+    def decode(runner, **case):
+        logits = runner.backend._outputs["key"]
+        return SimpleNamespace(in_graph=True, logits=logits)
+
+    monkeypatch.setattr(sglang_runner, "decode", decode)
+    previous = set_forward_context(None)
+    with small.one_gpu(), torch.no_grad():
+        yield lambda: deepseek_step.Bench(Runner(), SimpleNamespace(slices=ALL.replace("+", ","), groups=3, group_ms=1.0))
+    set_forward_context(previous)
+
+
+def test_every_choice_is_captured_and_compared(bench):
+    made = bench()
+    assert made.notes == [] and "forward" not in made.runner.model.__dict__
+    assert list(made.arms) == ["sglang", "attention_in", "attention_out", "moe", "attention_in+attention_out", ALL]
+    times, distances = made.measure(2, 9, 50)
+    assert times["moe"] == [3.0] * 3 and distances["sglang"] == 0
+    assert 0 < distances[ALL] < 0.06 and made.runner.backend._outputs is not made.arms[ALL].outputs, "SGLang's graphs are in place again"
+
+
+def test_a_choice_that_misses_its_check_is_a_note(bench, monkeypatch):
+    from sgl_lowlatency.specs.nvidia import deepseek_v4
+
+    monkeypatch.setattr(deepseek_v4, "BOUNDS", {**deepseek_v4.BOUNDS, "attention_out.streams": -1.0})
+    made = bench()
+    assert list(made.arms) == ["sglang", "attention_in", "moe"] and len(made.notes) == 3
+    assert made.notes[0].startswith("attention_out: slices differ from SGLang's launches in a step of 2 rows: attention_out.streams ")
+
+
+def test_a_step_outside_of_its_graph_is_no_measurement(bench, monkeypatch):
+    made = bench()
+    made.runner.bs = 4
+    with pytest.raises(RuntimeError, match="SGLang ran the step of 2 rows padded"):
+        made.measure(2, 9, 50)
+
+
+def test_layers_that_the_guard_refuses_end_the_run(bench, monkeypatch):
+    monkeypatch.setattr("sgl_lowlatency.guard.attention_slices.RATIOS", (0, 1))
+    with pytest.raises(ValueError, match="layer 2: self_attn compresses 2 keys into one, which is not one of 0, 1"):
+        bench()
