@@ -10,8 +10,9 @@ constexpr int32_t kNoPanel = -1;
 
 // What a consumer keeps from unit to unit.
 struct MoeConsumer {
-  MoeCursor at;
   MoeScales scales;
+  MoeCursor at;
+  int32_t turn = 0;          // the warp that has the first item of the next stage
   int32_t panel = kNoPanel;  // what the panel holds (moe_panel_key)
   int32_t half = 0;          // of scratch, that the next finish writes
 };
@@ -21,15 +22,15 @@ struct MoeSpan {
   int32_t first;
   int32_t count;
 };
-SGL_DEVICE MoeSpan moe_span(const FusedMoeParams& p, const MoeShared& s, MoeOp op, int32_t job) {
-  if (op == abi::kMoeGateUp || op == abi::kMoeDown) return {s.job_first()[job], s.job_count()[job]};
+SGL_DEVICE MoeSpan moe_span(const FusedMoeParams& p, const MoeShared& s, int32_t op, int32_t job) {
+  if (is_routed_op(op)) return {s.job_first()[job], s.job_count()[job]};
   const int32_t first = job * abi::kMoeColumns;
   return {first, p.rows - first < abi::kMoeColumns ? p.rows - first : abi::kMoeColumns};
 }
 
 // Up to kMoeColumns rows all of x stays in the panel, a row in its place.
 SGL_DEVICE bool keeps_x(const FusedMoeParams& p) { return p.rows <= abi::kMoeColumns; }
-SGL_DEVICE int32_t moe_panel_key(const FusedMoeParams& p, MoeOp op, int32_t job) {
+SGL_DEVICE int32_t moe_panel_key(const FusedMoeParams& p, int32_t op, int32_t job) {
   if (op == abi::kMoeRouter || op == abi::kMoeSharedGateUp) return keeps_x(p) ? 0 : job;
   return op == abi::kMoeGateUp && keeps_x(p) ? 0 : op << 16 | job;
 }
@@ -42,7 +43,7 @@ SGL_DEVICE void store_moe_columns(char* row, int32_t u, const uint32_t (&low)[4]
 }
 
 // Entry: all consumer threads. Ends with a consumer barrier.
-SGL_DEVICE void load_x_panel(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeSpan& span) {
+SGL_DEVICE void load_x_panel(const FusedMoeParams& p, const MoeShared& s, int32_t op, const MoeSpan& span) {
   const int32_t units = p.geometry.hidden / 16, pitch = abi::moe_panel_pitch(p.geometry.hidden);
   const bool is_all = keeps_x(p);
   const int32_t total = (is_all ? p.rows : span.count) * units;
@@ -137,16 +138,12 @@ SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, in
   sync::publish(words.activation() + static_cast<int64_t>(vector + column) * (p.geometry.intermediate / 2) + tile * 8 + pair, word);
 }
 
-// 64 channels of every column. Entry: as finish_gate_up.
+// 32 channels of every column, a column a warp. Entry: as finish_gate_up.
 SGL_DEVICE void finish_down(const FusedMoeParams& p, const float* scratch, int32_t tile, int32_t vector, int32_t count, const MoeWords& words) {
-  const int32_t thread = dialect::thread_idx(), column = thread / 32, part = thread % 32 / 8, row = thread % 8 * 2;
+  const int32_t column = dialect::thread_idx() / 32, row = dialect::thread_idx() % 32;
   if (column >= count) return;
-  uint32_t word[2];
-SGL_UNROLL
-  for (int32_t i = 0; i < 2; ++i) {  // tile `part` is the one of number part / 2 of warps 0..3 or 4..7
-    word[i] = dialect::float_to_bits(moe_scratch_sum(scratch, part % 2 * 4, 4, part / 2, (row + i) * 8 + column));
-  }
-  sync::publish(words.output() + static_cast<int64_t>(vector + column) * p.geometry.hidden + tile * 64 + part * 16 + row, word);
+  uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 8, row / 16, row % 16 * 8 + column))};
+  sync::publish(words.output() + static_cast<int64_t>(vector + column) * p.geometry.hidden + tile * 32 + row, word);
 }
 
 SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, int32_t item, int32_t row, int32_t count, const MoeWords& words) {
@@ -156,22 +153,45 @@ SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, int
   sync::publish(words.logits() + (item % splits * p.rows + row + column) * p.geometry.num_experts + item / splits * 16 + expert, word);
 }
 
-// Entry: all consumer threads.
-template <MoeOp kOp>
-SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, MoeConsumer& state) {
-  constexpr bool kIsRouted = kOp == abi::kMoeGateUp || kOp == abi::kMoeDown, kReadsX = kOp != abi::kMoeSharedDown && kOp != abi::kMoeDown;
+// The warp's items of the stage at `at`, added to `tile`: of `op`, a unit's part and run, which begins at step `begin` of the panel and has `steps`.
+// row: the lane's panel row, at its first piece.
+SGL_DEVICE void multiply_moe_stage(const FusedMoeParams& p, const MoeShared& s, MoeTile& tile, const char* at, int32_t op, int32_t unit_tile,
+                                   int32_t part, int32_t run, int32_t begin, int32_t steps, const char* row, MoeConsumer& state) {
+  const int32_t warp = dialect::thread_idx() / 32, g = dialect::thread_idx() % 32 / 4, t = dialect::thread_idx() % 4;
+  const int32_t scale_lane = dialect::planted(dialect::Planted::kWrongScaleBlock) ? (t + 1) % 4 : t;  // of the next block of K
+  const int32_t first = (warp + abi::kNumConsumerWarps - state.turn) % abi::kNumConsumerWarps;
+  const MoeItems items{first, op == abi::kMoeGateUp ? steps : 2 * steps, steps, op == abi::kMoeGateUp ? run : 0};
+  state.turn = (state.turn + items.count) % abi::kNumConsumerWarps;
+  if (is_routed_op(op)) {
+    const bool is_gate_up = op == abi::kMoeGateUp;
+    const int32_t row_bytes = steps * (abi::kMoeStepK / 2), scale_tile = is_gate_up ? unit_tile % 4 : unit_tile % 2 * 2 + part;
+    const int32_t which = is_gate_up && !dialect::planted(dialect::Planted::kGateScaleForUp) ? part : 0;
+    const char* const scales = s.scales(state.scales.slot_of(which), p.geometry) + g * 16 + scale_tile * 4 + scale_lane;
+    multiply_fp4_items(tile, items, at + g * row_bytes + t * 16, 7 * row_bytes, scales, row);
+    return;
+  }
+  const int32_t pitch = abi::moe_stage(static_cast<MoeOp>(op)).pitch;
+  row += begin * 256;
+  if (op == abi::kMoeRouter) {
+    multiply_bf16_items(tile, items, at + g * pitch + t * 64, pitch, row);
+  } else {
+    multiply_fp8_items(tile, items, at + g * pitch + t * 32, pitch, reinterpret_cast<const float*>(at + 16 * pitch) + scale_lane, row);
+  }
+}
+
+// The block's units of an op. One piece of code for all of them, so that it stays in the instruction cache. Entry: all consumer threads.
+SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t op, MoeConsumer& state) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
-  const abi::TileRange share = moe_share(p, s, kOp);
+  const MoeWork work = moe_work(p, op);
 SGL_NO_UNROLL
-  for (int32_t i = share.begin; i < share.begin + share.count; ++i) {
-    const MoeUnit unit = moe_unit(p, kOp, i);
-    const MoeSpan span = moe_span(p, s, kOp, unit.job);
-    const int32_t vector = (kIsRouted ? p.rows : 0) + span.first;  // of activation and output
-    const int32_t key = moe_panel_key(p, kOp, unit.job);
+  for (MoeUnits unit = moe_units(p, s, op, work); unit.left > 0; unit.advance(work.tiles)) {
+    const MoeSpan span = moe_span(p, s, op, unit.job);
+    const int32_t vector = (is_routed_op(op) ? p.rows : 0) + span.first;  // of activation and output
+    const int32_t key = moe_panel_key(p, op, unit.job);
     if (key != state.panel) {
       sync_consumers();  // everybody has read what the panel holds
-      if (kReadsX) {
-        load_x_panel(p, s, kOp, span);
+      if (reads_x(op)) {
+        load_x_panel(p, s, op, span);
       } else {
         load_activation_panel(p, s, words, vector, span.count);
       }
@@ -179,36 +199,38 @@ SGL_NO_UNROLL
     }
     // Columns beyond the span repeat its last one; nobody takes their sums.
     const int32_t column = lane / 4 < span.count ? lane / 4 : span.count - 1;
-    const int32_t panel_row = kOp == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
-    const char* const row = s.panel() + panel_row * abi::moe_panel_pitch(kReadsX ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
-    const int32_t num_stages = moe_num_stages(p, kOp, unit.tile);
-    state.scales.begin_unit(kOp, i == share.begin, unit.tile);
-    MoeTile tiles[2];
-SGL_NO_UNROLL
-    for (int32_t stage = 0; stage < num_stages; ++stage) {
-      const MoePiece piece = moe_piece(p, kOp, unit.tile, stage);
-      if (!dialect::planted(dialect::Planted::kRingNoWait)) {
-        sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, kOp, state.at.stage, s.full(state.at.stage), state.at.parity);
-      }
-      const char* const at = s.stage(state.at.stage);
-      if (piece.part == 0) {
-        multiply_moe_stage<kOp>(p, s, tiles[0], at, piece, stage, unit, state.scales, row, warp);
-      } else {
-        multiply_moe_stage<kOp>(p, s, tiles[1], at, piece, stage, unit, state.scales, row, warp);
-      }
-      dialect::sync_warp();
-      // Pairs with the producer's wait for `empty`: the warp has read the stage.
-      if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
-      state.at.advance();
-    }
+    const int32_t panel_row = op == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
+    const char* const row = s.panel() + panel_row * abi::moe_panel_pitch(reads_x(op) ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
+    const MoeSplit extent = moe_extent(p, op, work, unit.tile);
     float* const scratch = s.scratch(state.half);
-    keep_moe_tile(scratch, warp, 0, tiles[0]);
-    if (kOp != abi::kMoeRouter) keep_moe_tile(scratch, warp, 1, tiles[1]);
+    state.scales.begin_unit(op, unit.is_first, unit.tile);
+SGL_NO_UNROLL
+    for (int32_t part = 0; part < work.parts; ++part) {
+      MoeTile tile;
+SGL_NO_UNROLL
+      for (int32_t run = 0; run < extent.runs; ++run) {
+        const int32_t begin = is_routed_op(op) ? 0 : run * work.most, left = extent.steps - begin;
+        const int32_t steps = is_routed_op(op) || left < work.most ? left : work.most;
+        if (!dialect::planted(dialect::Planted::kRingNoWait)) {
+          sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, op, state.at.stage, s.full(state.at.stage), state.at.parity);
+        }
+        multiply_moe_stage(p, s, tile, s.stage(state.at.stage), op, unit.tile, part, run, extent.begin + begin, steps, row, state);
+        dialect::sync_warp();
+        // Pairs with the producer's wait for `empty`: the warp has read the stage.
+        if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
+        state.at.advance(s.at.num_stages);
+      }
+      keep_moe_tile(scratch, warp, part, tile);
+    }
     // The finish before last read the half that the next one will write: it was done before this barrier.
     if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();
-    if (kOp == abi::kMoeRouter) finish_router(p, scratch, unit.tile, span.first, span.count, words);
-    if (kOp == abi::kMoeSharedGateUp || kOp == abi::kMoeGateUp) finish_gate_up(p, scratch, unit.tile, vector, span.count, words);
-    if (kOp == abi::kMoeSharedDown || kOp == abi::kMoeDown) finish_down(p, scratch, unit.tile, vector, span.count, words);
+    if (op == abi::kMoeRouter) {
+      finish_router(p, scratch, unit.tile, span.first, span.count, words);
+    } else if (op == abi::kMoeSharedGateUp || op == abi::kMoeGateUp) {
+      finish_gate_up(p, scratch, unit.tile, vector, span.count, words);
+    } else {
+      finish_down(p, scratch, unit.tile, vector, span.count, words);
+    }
     state.half ^= 1;
   }
 }
