@@ -66,6 +66,22 @@ def test_equal_scores_go_to_the_lowest_id_and_nan_ranks_first():
     assert moe.record.ids.tolist() == [[9, 20, 0]] * 5
 
 
+def test_the_number_of_copies_changes_no_bit():
+    """Stages of FP4 in pieces of four rows and of one or two, at widths whose rows are an odd and an even number of 64 bytes."""
+    for hidden, intermediate in ((384, 128), (256, 384)):
+        found = []
+        for num_copies in (4, 8):
+            moe = Moe(hidden, intermediate, num_copies=num_copies)
+            x, _ = moe.inputs(3)
+            moe.run(x)
+            assert moe.problems(x) == [], num_copies
+            found.append(moe.out)
+        assert torch.equal(*found)
+    with pytest.raises(ValueError, match="num_copies 2 is not 4 or 8"):
+        moe = Moe(num_copies=2)
+        moe.run(moe.inputs(1)[0])
+
+
 def test_the_limit_bounds_gates_and_ups():
     """Inputs so large that most gates and ups are beyond it; with none, the result is another."""
     found = {}

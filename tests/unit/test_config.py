@@ -39,8 +39,8 @@ def test_no_cuda_archs():
         ("LOG_COVERAGE_S", "-1", "is not a finite number of seconds"),
         ("LOG_COVERAGE_S", "nan", "is not a finite number of seconds"),
         ("CUDA_ARCHS", "sm_80", "'sm_80' is not one of sm_90a, sm_100a, sm_103a"),
-        ("PLANTED", "44", "is not a number from 0 to 43"),
-        ("PLANTED", "-1", "is not a number from 0 to 43"),
+        ("PLANTED", "45", "is not a number from 0 to 44"),
+        ("PLANTED", "-1", "is not a number from 0 to 44"),
         ("DRAFT_SAMPLER", "on", "is not 0 or 1"),
     ],
 )

@@ -60,8 +60,8 @@ struct MoeGeometry {
 };
 
 // Stages of FP8 and bf16 are 16 rows of at most so many steps, each row a copy of its own, `pitch` bytes apart: what eight lanes read at a time lies
-// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are one copy: 8 stored rows of gate_up, 16 of down,
-// all of K.
+// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are 8 stored rows of gate_up, 16 of down, all of K, in
+// pieces of at most four rows (moe_fp4_row).
 struct MoeStage {
   int32_t steps;
   int32_t step_bytes;  // of one row
@@ -71,8 +71,10 @@ SGL_ABI_FUNCTION MoeStage moe_stage(MoeOp op) {
   if (op == kMoeRouter) return {4, 256, 1056};
   return op == kMoeSharedGateUp ? MoeStage{10, 128, 1296} : MoeStage{9, 128, 1168};
 }
-static_assert(16 * 1056 <= kMoeStageBytes && 16 * 1296 + 10 * 16 <= kMoeStageBytes && 8 * kMoeMaxHidden / 2 <= kMoeStageBytes &&
-                  16 * kMoeMaxIntermediate / 2 <= kMoeStageBytes, "every op's stage fits");
+// Byte offset of a stored row in a stage of FP4: rows are a multiple of 64 bytes, mostly of 128, and each four begin another 64 further on.
+SGL_ABI_FUNCTION int32_t moe_fp4_row(int32_t row, int32_t row_bytes) { return row * row_bytes + row / 4 * 64; }
+static_assert(16 * 1056 <= kMoeStageBytes && 16 * 1296 + 10 * 16 <= kMoeStageBytes && 8 * kMoeMaxHidden / 2 + 64 <= kMoeStageBytes &&
+                  16 * kMoeMaxIntermediate / 2 + 192 <= kMoeStageBytes, "every op's stage fits");
 
 SGL_ABI_FUNCTION int32_t moe_ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 SGL_ABI_FUNCTION int32_t moe_groups(int32_t rows) { return moe_ceil_div(rows, kMoeColumns); }
@@ -208,7 +210,7 @@ struct FusedMoeParams {
   float swiglu_limit;     // gates are at most it, ups within +- it; infinity: none
   int64_t alt_token_id;   // rows of this token rank by bias_alt
   MoeSmem shared;         // moe_smem of geometry and rows
-  int32_t num_copies;     // of a stage of FP4: 1, 2, 4 or kMoeMaxCopies pieces, a bulk copy each
+  int32_t num_copies;     // of a stage of FP4: 4 or kMoeMaxCopies pieces, a bulk copy each
   uint64_t deadline_ns;   // of a wait for another block; a wait for the ring lasts twice as long
   int32_t rank;           // for the fault record
 

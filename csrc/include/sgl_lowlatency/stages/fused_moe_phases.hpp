@@ -42,27 +42,47 @@ SGL_DEVICE void store_moe_columns(char* row, int32_t u, const uint32_t (&low)[4]
   *reinterpret_cast<Vec16*>(at + 64) = Vec16{{low[2], high[2], low[3], high[3]}};
 }
 
+// A thread's way through the panel's units, 16 columns of a row each: every kConsumerThreads-th one, with one division in the beginning.
+struct MoePanelWalk {
+  int32_t units;  // of a row
+  int32_t row;
+  int32_t unit;
+  int32_t row_stride;
+  int32_t unit_stride;
+  SGL_DEVICE void advance() {
+    row += row_stride;
+    unit += unit_stride;
+    if (unit < units) return;
+    unit -= units;
+    ++row;
+  }
+};
+SGL_DEVICE MoePanelWalk moe_panel_walk(int32_t columns) {
+  const int32_t units = columns / 16, thread = dialect::thread_idx();
+  return {units, thread / units, thread % units, kConsumerThreads / units, kConsumerThreads % units};
+}
+
 // Entry: all consumer threads. Ends with a consumer barrier.
 SGL_DEVICE void load_x_panel(const FusedMoeParams& p, const MoeShared& s, int32_t op, const MoeSpan& span) {
-  const int32_t units = p.geometry.hidden / 16, pitch = abi::moe_panel_pitch(p.geometry.hidden);
+  const int32_t pitch = abi::moe_panel_pitch(p.geometry.hidden);
   const bool is_all = keeps_x(p);
-  const int32_t total = (is_all ? p.rows : span.count) * units;
+  const int32_t rows = is_all ? p.rows : span.count;
+  MoePanelWalk at = moe_panel_walk(p.geometry.hidden);
 SGL_NO_UNROLL
-  for (int32_t first = dialect::thread_idx(); first < total; first += kMoePanelBatch * kConsumerThreads) {
+  while (at.row < rows) {
     Vec16 low[kMoePanelBatch], high[kMoePanelBatch];
+    MoePanelWalk ahead = at;
 SGL_UNROLL
-    for (int32_t i = 0; i < kMoePanelBatch; ++i) {
-      const int32_t unit = first + i * kConsumerThreads, j = unit / units;
-      if (unit >= total) continue;
-      const int32_t row = is_all ? j : op == abi::kMoeGateUp ? s.pair_rows()[span.first + j] : span.first + j;
-      const bf16* const from = p.x + static_cast<int64_t>(row) * p.geometry.hidden + unit % units * 16;
+    for (int32_t i = 0; i < kMoePanelBatch; ++i, ahead.advance()) {
+      if (ahead.row >= rows) continue;
+      const int32_t row = is_all ? ahead.row : op == abi::kMoeGateUp ? s.pair_rows()[span.first + ahead.row] : span.first + ahead.row;
+      const bf16* const from = p.x + static_cast<int64_t>(row) * p.geometry.hidden + ahead.unit * 16;
       low[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(from));
       high[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(from + 8));
     }
 SGL_UNROLL
-    for (int32_t i = 0; i < kMoePanelBatch; ++i) {
-      const int32_t unit = first + i * kConsumerThreads;
-      if (unit < total) store_moe_columns(s.panel() + unit / units * pitch, unit % units, low[i].w, high[i].w);
+    for (int32_t i = 0; i < kMoePanelBatch; ++i, at.advance()) {
+      if (at.row < rows) store_moe_columns(s.panel() + at.row * pitch, at.unit, low[i].w, high[i].w);
     }
   }
   sync_consumers();
@@ -70,21 +90,25 @@ SGL_UNROLL
 
 // Activations of the span's vectors, as soon as they are there. Entry: all consumer threads. Ends with a consumer barrier.
 SGL_DEVICE void load_activation_panel(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t first_vector, int32_t count) {
-  const int32_t units = p.geometry.intermediate / 16, pitch = abi::moe_panel_pitch(p.geometry.intermediate), total = count * units;
-  const int32_t begin = first_vector * units * 8;
+  const int32_t pitch = abi::moe_panel_pitch(p.geometry.intermediate);
+  MoePanelWalk at = moe_panel_walk(p.geometry.intermediate);
+  const int32_t begin = first_vector * at.units * 8;
 SGL_NO_UNROLL
-  for (int32_t first = dialect::thread_idx(); first < total; first += kMoeAwaitBatch * kConsumerThreads) {
-    uint32_t half[2 * kMoeAwaitBatch][4];  // of unit i, its first eight columns at 2i, the others behind
-    const auto unit = [&](int32_t i) { return first + i / 2 * kConsumerThreads; };
+  while (at.row < count) {
+    uint32_t half[2 * kMoeAwaitBatch][4];  // of the batch's unit i, its first eight columns at 2i, the others behind
+    int32_t first[kMoeAwaitBatch];         // word of the span
+    MoePanelWalk ahead = at;
 SGL_UNROLL
-    for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) half[i][0] = half[i][1] = half[i][2] = half[i][3] = unit(i) < total ? abi::kUnwritten : 0u;
+    for (int32_t i = 0; i < kMoeAwaitBatch; ++i, ahead.advance()) first[i] = ahead.row < count ? (ahead.row * at.units + ahead.unit) * 8 : -1;
+SGL_UNROLL
+    for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) half[i][0] = half[i][1] = half[i][2] = half[i][3] = first[i / 2] >= 0 ? abi::kUnwritten : 0u;
     sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeActivation, static_cast<uint32_t>(begin + first * 8),
+        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeActivation, static_cast<uint32_t>(begin + first[0]),
         [&] {
           bool is_complete = true;
 SGL_UNROLL
           for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) {
-            if (!sync::is_written(half[i])) dialect::load_words(half[i], words.activation() + begin + unit(i) * 8 + i % 2 * 4);
+            if (!sync::is_written(half[i])) dialect::load_words(half[i], words.activation() + begin + first[i / 2] + i % 2 * 4);
           }
 SGL_UNROLL
           for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) is_complete = is_complete && sync::is_written(half[i]);
@@ -92,17 +116,16 @@ SGL_UNROLL
         },
         [] { return abi::kUnwritten; });
 SGL_UNROLL
-    for (int32_t i = 0; i < kMoeAwaitBatch; ++i) {
-      if (unit(2 * i) < total) store_moe_columns(s.panel() + unit(2 * i) / units * pitch, unit(2 * i) % units, half[2 * i], half[2 * i + 1]);
+    for (int32_t i = 0; i < kMoeAwaitBatch; ++i, at.advance()) {
+      if (at.row < count) store_moe_columns(s.panel() + at.row * pitch, at.unit, half[2 * i], half[2 * i + 1]);
     }
   }
   sync_consumers();
 }
 
-// The warps' tiles into scratch: of slot `slot` and part `part`, [16][8]. A consumer barrier must follow.
-SGL_DEVICE void keep_moe_tile(float* scratch, int32_t slot, int32_t part, const MoeTile& tile) {
-  const int32_t lane = dialect::thread_idx() % 32;
-  float* const at = scratch + (slot * 2 + part) * 128 + lane / 4 * 8 + lane % 4 * 2;
+// The warps' tiles into scratch: of slot `slot` and part `part`, [16][8]. row: the lane's first one. A consumer barrier must follow.
+SGL_DEVICE void keep_moe_tile(float* scratch, int32_t slot, int32_t part, int32_t row, int32_t lane, const MoeTile& tile) {
+  float* const at = scratch + (slot * 2 + part) * 128 + row * 8 + lane % 4 * 2;
   at[0] = tile.sum(0);
   at[1] = tile.sum(1);
   at[64] = tile.sum(2);
@@ -153,29 +176,51 @@ SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, int
   sync::publish(words.logits() + (item % splits * p.rows + row + column) * p.geometry.num_experts + item / splits * 16 + expert, word);
 }
 
-// The warp's items of the stage at `at`, added to `tile`: of `op`, a unit's part and run, which begins at step `begin` of the panel and has `steps`.
-// row: the lane's panel row, at its first piece.
-SGL_DEVICE void multiply_moe_stage(const FusedMoeParams& p, const MoeShared& s, MoeTile& tile, const char* at, int32_t op, int32_t unit_tile,
-                                   int32_t part, int32_t run, int32_t begin, int32_t steps, const char* row, MoeConsumer& state) {
-  const int32_t warp = dialect::thread_idx() / 32, g = dialect::thread_idx() % 32 / 4, t = dialect::thread_idx() % 4;
+// Byte offsets of a lane in every stage of an op: of its words at step 0, and of its scales (FP4: in a tile's; FP8: in the stage's).
+struct MoeLane {
+  int32_t words;
+  int32_t scales;
+};
+SGL_DEVICE MoeLane moe_lane(int32_t op, const MoeWork& work, int32_t lane) {
+  const int32_t g = lane / 4, t = lane % 4;
   const int32_t scale_lane = dialect::planted(dialect::Planted::kWrongScaleBlock) ? (t + 1) % 4 : t;  // of the next block of K
-  const int32_t first = (warp + abi::kNumConsumerWarps - state.turn) % abi::kNumConsumerWarps;
-  const MoeItems items{first, op == abi::kMoeGateUp ? steps : 2 * steps, steps, op == abi::kMoeGateUp ? run : 0};
-  state.turn = (state.turn + items.count) % abi::kNumConsumerWarps;
   if (is_routed_op(op)) {
-    const bool is_gate_up = op == abi::kMoeGateUp;
-    const int32_t row_bytes = steps * (abi::kMoeStepK / 2), scale_tile = is_gate_up ? unit_tile % 4 : unit_tile % 2 * 2 + part;
+    const int32_t row = fp4_row_of(g);
+    return {abi::moe_fp4_row(row, work.steps * (abi::kMoeStepK / 2)) + t * 16, row * 16 + scale_lane};
+  }
+  const int32_t pitch = abi::moe_stage(static_cast<MoeOp>(op)).pitch;
+  return {g * pitch + t * (op == abi::kMoeRouter ? 64 : 32), 16 * pitch + scale_lane * 4};
+}
+
+// The warp's items of the stage at `at`, added to `tile`: of a unit of `op`, its part `part` and run `run`, `steps` steps from `begin` on. row: the
+// lane's panel row, at its first piece.
+SGL_DEVICE void multiply_moe_stage(const FusedMoeParams& p, const MoeShared& s, MoeTile& tile, const char* at, int32_t op, const MoeLane& own,
+                                   int32_t unit_tile, int32_t part, int32_t run, int32_t begin, int32_t steps, const char* row, int32_t warp,
+                                   MoeConsumer& state) {
+  const bool is_gate_up = op == abi::kMoeGateUp;
+  const MoeItems items{(warp - state.turn) & (abi::kNumConsumerWarps - 1), is_gate_up ? steps : 2 * steps};
+  state.turn = (state.turn + items.count) & (abi::kNumConsumerWarps - 1);
+  if (dialect::planted(dialect::Planted::kNoProducts) && op != abi::kMoeRouter) return;
+  at += own.words;
+  if (is_routed_op(op)) {
+    const int32_t scale_tile = is_gate_up ? unit_tile % 4 : unit_tile % 2 * 2 + part;
     const int32_t which = is_gate_up && !dialect::planted(dialect::Planted::kGateScaleForUp) ? part : 0;
-    const char* const scales = s.scales(state.scales.slot_of(which), p.geometry) + g * 16 + scale_tile * 4 + scale_lane;
-    multiply_fp4_items(tile, items, at + g * row_bytes + t * 16, 7 * row_bytes, scales, row);
-    return;
+    const char* const scales = s.scales(state.scales.slot_of(which), p.geometry) + scale_tile * 4 + own.scales;
+    int32_t first = items.first, half = is_gate_up ? run : 0;  // of each 32 columns
+SGL_NO_UNROLL
+    for (;;) {
+      first = multiply_fp4_steps(tile, first, steps, at, scales, row + half * 128);
+      if (is_gate_up || half == 1) return;
+      at += abi::moe_fp4_row(8, steps * (abi::kMoeStepK / 2));
+      half = 1;
+    }
   }
   const int32_t pitch = abi::moe_stage(static_cast<MoeOp>(op)).pitch;
   row += begin * 256;
   if (op == abi::kMoeRouter) {
-    multiply_bf16_items(tile, items, at + g * pitch + t * 64, pitch, row);
+    multiply_bf16_items(tile, items, at, pitch, row);
   } else {
-    multiply_fp8_items(tile, items, at + g * pitch + t * 32, pitch, reinterpret_cast<const float*>(at + 16 * pitch) + scale_lane, row);
+    multiply_fp8_items(tile, items, at, pitch, reinterpret_cast<const float*>(at + (own.scales - own.words)), row);
   }
 }
 
@@ -183,6 +228,7 @@ SGL_DEVICE void multiply_moe_stage(const FusedMoeParams& p, const MoeShared& s, 
 SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t op, MoeConsumer& state) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   const MoeWork work = moe_work(p, op);
+  const MoeLane own = moe_lane(op, work, lane);
 SGL_NO_UNROLL
   for (MoeUnits unit = moe_units(p, s, op, work); unit.left > 0; unit.advance(work.tiles)) {
     const MoeSpan span = moe_span(p, s, op, unit.job);
@@ -214,13 +260,13 @@ SGL_NO_UNROLL
         if (!dialect::planted(dialect::Planted::kRingNoWait)) {
           sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, op, state.at.stage, s.full(state.at.stage), state.at.parity);
         }
-        multiply_moe_stage(p, s, tile, s.stage(state.at.stage), op, unit.tile, part, run, extent.begin + begin, steps, row, state);
+        multiply_moe_stage(p, s, tile, s.stage(state.at.stage), op, own, unit.tile, part, run, extent.begin + begin, steps, row, warp, state);
         dialect::sync_warp();
         // Pairs with the producer's wait for `empty`: the warp has read the stage.
         if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
         state.at.advance(s.at.num_stages);
       }
-      keep_moe_tile(scratch, warp, part, tile);
+      keep_moe_tile(scratch, warp, part, is_routed_op(op) ? fp4_row_of(lane / 4) : lane / 4, lane, tile);
     }
     // The finish before last read the half that the next one will write: it was done before this barrier.
     if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();

@@ -4,7 +4,7 @@
 
 namespace sgl_lowlatency::stages {
 
-// A stage of FP4, which is contiguous, in p.num_copies pieces, and its scales where the stage is the first to need them. Entry: all lanes; the stage
+// A stage of FP4, whose rows follow one another, in p.num_copies pieces, and its scales where the stage is the first to need them. Entry: all lanes; the stage
 // is free.
 SGL_DEVICE void load_fp4_stage(const FusedMoeParams& p, const MoeShared& s, int32_t op, const MoeUnits& unit, int32_t part, int32_t run,
                                const MoeScales& scales, const MoeCursor& at) {
@@ -13,16 +13,16 @@ SGL_DEVICE void load_fp4_stage(const FusedMoeParams& p, const MoeShared& s, int3
   int32_t expert = s.job_expert()[unit.job];
   if (dialect::planted(dialect::Planted::kNextExpert) && op == abi::kMoeDown) expert = (expert + 1) % g.num_experts;
   const bool is_gate_up = op == abi::kMoeGateUp, has_scales = scales.is_new && run == 0 && (is_gate_up || part == 0);
-  const int32_t columns = is_gate_up ? g.hidden : g.intermediate, bytes = columns / 2 * (is_gate_up ? 8 : 16), scale_bytes = columns * 2;
+  const int32_t columns = is_gate_up ? g.hidden : g.intermediate, rows = is_gate_up ? 8 : 16, row_bytes = columns / 2, scale_bytes = columns * 2;
   // gate_up has rows up | gate; part 0 is gate.
   const int64_t row = is_gate_up ? (static_cast<int64_t>(expert) * 2 + (part == 0 ? 1 : 0)) * g.intermediate + unit.tile * 16
                                  : static_cast<int64_t>(expert) * g.hidden + unit.tile * 32 + part * 16;
-  if (lane == 0) dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), bytes + (has_scales ? scale_bytes : 0));
+  if (lane == 0) dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), rows * row_bytes + (has_scales ? scale_bytes : 0));
   dialect::sync_warp();
-  const int32_t piece = bytes / p.num_copies;
+  const int32_t piece = rows / p.num_copies, first = lane * piece;  // rows
   if (lane < p.num_copies) {
-    const uint8_t* const from = (is_gate_up ? p.gate_up : p.down) + (row + run * 8) * (columns / 2) + lane * piece;
-    dialect::bulk_load(s.stage(at.stage) + lane * piece, from, piece, s.full(at.stage));
+    const uint8_t* const from = (is_gate_up ? p.gate_up : p.down) + (row + run * 8 + first) * row_bytes;
+    dialect::bulk_load(s.stage(at.stage) + abi::moe_fp4_row(first, row_bytes), from, piece * row_bytes, s.full(at.stage));
   }
   if (has_scales && lane == abi::kMoeMaxCopies) {
     const uint8_t* const from = (is_gate_up ? p.gate_up_scale : p.down_scale) + row / 64 * scale_bytes;

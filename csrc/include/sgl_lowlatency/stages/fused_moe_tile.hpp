@@ -17,36 +17,41 @@ struct MoeTile {
 
 SGL_DEVICE Vec16 load_shared_vec(const char* at) { return *reinterpret_cast<const Vec16*>(at); }
 
-// What a warp multiplies of a stage: items `first`, first + kNumConsumerWarps, .. of `count`. Items below `steps` are the steps of the first 16 of each
-// 32 columns, the others those of the second 16 (`half` to begin with: of gate_up, whose stages are one half).
-struct MoeItems {
-  int32_t first;
-  int32_t count;
-  int32_t steps;
-  int32_t half;
-};
+// Row of an FP4 tile that lane 4g + t has as its row g: the two rows of eight neighbouring lanes are not neighbours, so that a stage whose rows
+// r + 4 lie 64 bytes further on than rows r (abi::moe_fp4_row) is read without bank conflicts.
+SGL_DEVICE int32_t fp4_row_of(int32_t g) { return g / 2 + g % 2 * 4; }
 
-// words: the lane's 16 bytes of stored row g at step 0, of the second half `skip` bytes behind the first's end. scales: of step 0, at [g][tile of the
-// 64 rows][t]. columns: the lane's panel row at step 0 and the first half.
-SGL_DEVICE void multiply_fp4_items(MoeTile& tile, const MoeItems& items, const char* words, int32_t skip, const char* scales, const char* columns) {
+// Steps first, first + kNumConsumerWarps, .. of `steps`, of 16 of each 32 columns; returns the number of the warp's next item behind them. words: the
+// lane's 16 bytes of its stored row at step 0. scales: of step 0, of the lane's row, tile and columns, its other row's 128 bytes behind. columns: the
+// lane's panel row at step 0, from its 16 columns on.
+SGL_DEVICE int32_t multiply_fp4_steps(MoeTile& tile, int32_t first, int32_t steps, const char* words, const char* scales, const char* columns) {
+  words += first * 64;
+  scales += first * 256;
+  columns += first * 256;
 SGL_NO_UNROLL
-  for (int32_t item = items.first; item < items.count; item += abi::kNumConsumerWarps) {
-    const bool is_second = item >= items.steps;
-    const int32_t step = is_second ? item - items.steps : item;
-    const Vec16 w = load_shared_vec(words + item * 64 + (is_second ? skip : 0));
-    const char* const from = columns + step * 256 + ((items.half | (is_second ? 1 : 0)) != 0 ? 128 : 0);
-    const Vec16 b[2] = {load_shared_vec(from), load_shared_vec(from + 64)};
-    const char* const scale = scales + step * 256;
-    const uint32_t first = fp4_factor(static_cast<uint8_t>(scale[0])), last = fp4_factor(static_cast<uint8_t>(scale[8 * 16]));
+  for (; first < steps; first += abi::kNumConsumerWarps) {
+    const Vec16 w = load_shared_vec(words);
+    const Vec16 b[2] = {load_shared_vec(columns), load_shared_vec(columns + 64)};
+    const uint32_t upper = fp4_factor(static_cast<uint8_t>(scales[0])), lower = fp4_factor(static_cast<uint8_t>(scales[8 * 16]));
+    words += abi::kNumConsumerWarps * 64;
+    scales += abi::kNumConsumerWarps * 256;
+    columns += abi::kNumConsumerWarps * 256;
 SGL_UNROLL
     for (int32_t j = 0; j < 4; ++j) {
       uint32_t a[4];
       const uint32_t fragment[2] = {b[j / 2].w[j % 2 * 2], b[j / 2].w[j % 2 * 2 + 1]};
-      fp4_fragment(w.w[j], first, last, a);
+      fp4_fragment(w.w[j], upper, lower, a);
       dialect::mma_m16n8k16(tile.c[j % 2], a, fragment);
     }
   }
+  return first - steps;
 }
+
+// What a warp multiplies of a stage of FP8 or bf16: items `first`, first + kNumConsumerWarps, .. of `count`.
+struct MoeItems {
+  int32_t first;
+  int32_t count;
+};
 
 // Items alternate between the halves of a step. rows: the lane's 32 bytes of row g at step 0, row g + 8 is 8 pitches behind. scales: of step 0, its
 // block's. columns: the lane's panel row at step 0.
