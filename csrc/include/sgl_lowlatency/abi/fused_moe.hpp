@@ -125,12 +125,19 @@ struct MoeState {
 };
 static_assert(sizeof(MoeState) == 384, "counters keep their lines");
 
-// What the routing leaves in shared memory, beside the lists.
+// A block's units of an op: `count` contiguous ones from tile `tile` of job `job` on (of static ops: of group `job` of rows).
+struct MoeUnitRange {
+  int32_t count;
+  int32_t job;
+  int32_t tile;
+};
+
+// What begin and routing leave in shared memory, beside the lists.
 struct MoeBlockState {
   int32_t generation;      // of this launch, 0 or 1
   int32_t num_jobs;        // an active expert and up to kMoeColumns of its pairs
   int32_t words_to_clear;  // of the other generation
-  int32_t reserved;
+  MoeUnitRange units[kNumMoeOps];  // of static ops from the begin on, of the others behind the routing
 };
 
 // Dynamic shared memory of one block: byte offsets, multiples of 16.

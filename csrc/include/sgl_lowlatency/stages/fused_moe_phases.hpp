@@ -230,7 +230,7 @@ SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const Mo
   const MoeWork work = moe_work(p, op);
   const MoeLane own = moe_lane(op, work, lane);
 SGL_NO_UNROLL
-  for (MoeUnits unit = moe_units(p, s, op, work); unit.left > 0; unit.advance(work.tiles)) {
+  for (MoeUnits unit = moe_units(s, op); unit.left > 0; unit.advance(work.tiles)) {
     const MoeSpan span = moe_span(p, s, op, unit.job);
     const int32_t vector = (is_routed_op(op) ? p.rows : 0) + span.first;  // of activation and output
     const int32_t key = moe_panel_key(p, op, unit.job);

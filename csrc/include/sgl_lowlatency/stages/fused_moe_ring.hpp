@@ -66,8 +66,10 @@ SGL_DEVICE void load_row_stage(const FusedMoeParams& p, const MoeShared& s, int3
 SGL_DEVICE void produce_moe_op(const FusedMoeParams& p, const MoeShared& s, int32_t op, MoeCursor& at, MoeScales& scales) {
   const int32_t lane = dialect::thread_idx() % 32;
   const MoeWork work = moe_work(p, op);
+  // It begins before the block's first barrier, so that static ranges may not be there yet.
+  const abi::MoeUnitRange range = is_routed_op(op) ? s.state()->units[op] : moe_unit_range(p, op, 0);
 SGL_NO_UNROLL
-  for (MoeUnits unit = moe_units(p, s, op, work); unit.left > 0; unit.advance(work.tiles)) {
+  for (MoeUnits unit{range.count, range.job, range.tile}; unit.left > 0; unit.advance(work.tiles)) {
     const MoeSplit extent = moe_extent(p, op, work, unit.tile);
     scales.begin_unit(op, unit.is_first, unit.tile);
 SGL_NO_UNROLL

@@ -236,6 +236,10 @@ SGL_NO_UNROLL
     }
     s.pairs()[i] = own_pair;
   }
+  if (lane < 2) {
+    const int32_t op = lane == 0 ? abi::kMoeGateUp : abi::kMoeDown;
+    s.state()->units[op] = moe_unit_range(p, op, s.state()->num_jobs);
+  }
   dialect::sync_warp();
 }
 

@@ -88,7 +88,7 @@ SGL_DEVICE MoeWork moe_work(const FusedMoeParams& p, int32_t op) {
   return work;
 }
 
-// A block's way through its units of an op: contiguous ones, tile after tile of job after job (of static ops: of group after group of rows).
+// A block's way through its units of an op, tile after tile of job after job.
 struct MoeUnits {
   int32_t left;
   int32_t job;
@@ -103,12 +103,17 @@ struct MoeUnits {
     ++job;
   }
 };
-// Entry for routed ops: the routing is there.
-SGL_DEVICE MoeUnits moe_units(const FusedMoeParams& p, const MoeShared& s, int32_t op, const MoeWork& work) {
-  const int32_t block = dialect::block_idx(), grid = dialect::grid_dim(), fixed = work.tiles * abi::moe_groups(p.rows);
-  const abi::TileRange share = is_routed_op(op) ? abi::moe_routed_share(work.tiles * s.state()->num_jobs, fixed, block, grid)
-                                                : abi::even_share(fixed, block, grid);
-  return {share.count, share.begin / work.tiles, share.begin % work.tiles};
+// num_jobs: of routed ops.
+SGL_DEVICE abi::MoeUnitRange moe_unit_range(const FusedMoeParams& p, int32_t op, int32_t num_jobs) {
+  const int32_t block = dialect::block_idx(), grid = dialect::grid_dim(), tiles = abi::moe_tiles(p.geometry, static_cast<MoeOp>(op));
+  const int32_t fixed = tiles * abi::moe_groups(p.rows);
+  const abi::TileRange share = is_routed_op(op) ? abi::moe_routed_share(tiles * num_jobs, fixed, block, grid) : abi::even_share(fixed, block, grid);
+  return {share.count, share.begin / tiles, share.begin % tiles};
+}
+// Entry: behind the block's first barrier; for routed ops the routing is there.
+SGL_DEVICE MoeUnits moe_units(const MoeShared& s, int32_t op) {
+  const abi::MoeUnitRange& range = s.state()->units[op];
+  return {range.count, range.job, range.tile};
 }
 
 // Of a unit of the router: its split of K begins at step `begin` and has `steps`, in `runs` stages.

@@ -55,14 +55,19 @@ SGL_NO_UNROLL
   if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
 }
 
-// Which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and the router warp; whoever
+// The block's static units; which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and the router warp; whoever
 // reads what that launch wrote is behind this. Ends with a barrier of theirs.
 SGL_DEVICE void begin_moe(const FusedMoeParams& p, const MoeShared& s) {
   constexpr int32_t kAllButTheProducer = 2;  // named barrier
+  const int32_t op = dialect::thread_idx() / 32;  // a warp each
+  if (op < abi::kNumMoeOps && dialect::thread_idx() % 32 == 0 && !is_routed_op(op)) {
+    s.state()->units[op] = moe_unit_range(p, op, 0);
+  }
   if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
   if (dialect::thread_idx() == 0) {
     const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
-    *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), 0};
+    s.state()->generation = generation;
+    s.state()->words_to_clear = dialect::load_plain(p.state->used_words + (1 - generation));
   }
   dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
 }
