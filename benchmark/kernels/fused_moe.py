@@ -187,7 +187,8 @@ def row_of(
 ) -> dict:
     """The results row of one case."""
     return {
-        "model": "deepseek-v4.1-flash", "dtype": "fp4", "tp": 1, "mode": "decode", "kernel": "fused_moe", "metric": "moe", "rows": rows, "num_copies": num_copies,
+        "model": "deepseek-v4.1-flash", "dtype": "fp4", "tp": 1, "mode": "decode", "kernel": "fused_moe", "metric": "moe",
+        "rows": rows, "num_copies": num_copies,
         "active_experts": round(num_active, 2), "floor_ms": round(floors.floor_ms(floor_bytes(rows, num_active), read_gb_s), 6),
         "flashinfer_experts_ms": [round(t, 6) for t in experts_ms], "on_ms": [round(t, 6) for t in on_ms], "points_us": points_us, "problems": wrong,
     }  # fmt: skip
@@ -200,8 +201,8 @@ def table(content: dict) -> str:
     for row in content["rows"]:
         off = f"{1e3 * stats.median(row['flashinfer_experts_ms']):14.2f}" if row["flashinfer_experts_ms"] else f"{'-':>14}"
         lines.append(
-            f"{row['rows']:4d} {row['num_copies']:6d} {row['active_experts']:7.1f} {off} {1e3 * stats.median(row['on_ms']):8.2f} {1e3 * row['floor_ms']:8.2f}"
-            f" {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
+            f"{row['rows']:4d} {row['num_copies']:6d} {row['active_experts']:7.1f} {off} {1e3 * stats.median(row['on_ms']):8.2f}"
+            f" {1e3 * row['floor_ms']:8.2f} {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
         )
         lines.append("     us, median and last block: " + ", ".join(f"{name} {a:.1f} {b:.1f}" for name, (a, b) in row["points_us"].items()))
     return "\n".join(lines)
@@ -233,7 +234,8 @@ def main() -> int:
             experts_ms, on_ms, wrong = measure(ours, args.groups, args.group_ms)
             row = results.add(**row_of(rows, num_copies, ours.num_active(), experts_ms, on_ms, read_gb_s, ours.points_us(), wrong))
             us = 1e3 * stats.median(on_ms)
-            deadline.say(f"{rows} rows, {num_copies} copies: {us:.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
+            share = f"share of the floor {row['on_floor_share']}"
+            deadline.say(f"{rows} rows, {num_copies} copies: {us:.1f} us, {share}; {'; '.join(wrong) or 'checked'}")
     return command.end(results, table)
 
 

@@ -70,7 +70,9 @@ class FusedMoe:
     """Owns the workspace of the kernel and what outlives its launches, and launches it; the layers of a model share one.
 
     geometry: of `weights`' shapes; every layer has them. max_rows: of a launch, up to MAX_ROWS. grid: blocks, at most one an SM. deadline_s: of every
-    wait in the kernel. num_copies: bulk copies that bring a stage of FP4, 4 or 8; changes no result. Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
+    wait in the kernel. num_copies: bulk copies that bring a stage of FP4, 4 or 8; changes no result.
+
+    Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(

@@ -60,8 +60,8 @@ struct MoeGeometry {
 };
 
 // Stages of FP8 and bf16 are 16 rows of at most so many steps, each row a copy of its own, `pitch` bytes apart: what eight lanes read at a time lies
-// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are 8 stored rows of gate_up, 16 of down, all of K, in
-// pieces of at most four rows (moe_fp4_row).
+// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are 8 stored rows of gate_up, 16 of down, all of K,
+// in pieces of at most four rows (moe_fp4_row).
 struct MoeStage {
   int32_t steps;
   int32_t step_bytes;  // of one row
@@ -144,7 +144,7 @@ struct MoeBlockState {
 struct MoeSmem {
   int32_t num_stages;       // of the ring
   int32_t num_scale_slots;  // of FP4 scales: what a slot held was read num_stages stages before it is filled again (DESIGN.md)
-  int32_t barriers;  // full[num_stages], empty[num_stages], routed as uint64_t
+  int32_t barriers;  // full[num_stages], empty[num_stages], partials[2], routed as uint64_t
   int32_t state;     // MoeBlockState
   int32_t row_bits;  // [kMoeRowWords][num_experts] uint32
   int32_t ids;       // [rows * top_k] uint32: choices
@@ -182,7 +182,7 @@ SGL_ABI_FUNCTION MoeSmem moe_smem_of(const MoeGeometry& g, int32_t rows, int32_t
   };
   at.num_stages = num_stages;
   at.num_scale_slots = num_stages > 5 ? 4 : 3;
-  at.barriers = take((2 * num_stages + 1) * 8);
+  at.barriers = take((2 * num_stages + 3) * 8);
   at.state = take(static_cast<int32_t>(sizeof(MoeBlockState)));
   at.row_bits = take(kMoeRowWords * g.num_experts * 4);
   at.ids = take(pairs * 4);

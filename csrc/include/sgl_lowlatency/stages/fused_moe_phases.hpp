@@ -14,7 +14,9 @@ struct MoeConsumer {
   MoeCursor at;
   int32_t turn = 0;          // the warp that has the first item of the next stage
   int32_t panel = kNoPanel;  // what the panel holds (moe_panel_key)
-  int32_t half = 0;          // of scratch, that the next finish writes
+  int32_t half = 0;          // of scratch, that the next unit's parts go to
+  uint32_t parities = 0;     // of s.partials(half), bit by half: of the next wait
+  int32_t finisher = 0;      // the warp that begins to finish the next unit
 };
 
 // The rows or pairs that a unit's columns are: `count` from `first` on.
@@ -123,7 +125,7 @@ SGL_UNROLL
   sync_consumers();
 }
 
-// The warps' tiles into scratch: of slot `slot` and part `part`, [16][8]. row: the lane's first one. A consumer barrier must follow.
+// The warps' tiles into scratch: of slot `slot` and part `part`, [16][8]. row: the lane's first one.
 SGL_DEVICE void keep_moe_tile(float* scratch, int32_t slot, int32_t part, int32_t row, int32_t lane, const MoeTile& tile) {
   float* const at = scratch + (slot * 2 + part) * 128 + row * 8 + lane % 4 * 2;
   at[0] = tile.sum(0);
@@ -145,35 +147,62 @@ SGL_DEVICE float clamped_swiglu(float gate, float up, float limit) {
   return swiglu(gate, up);
 }
 
-// Activations of 16 channels of every column. Entry: all consumer threads, behind the barrier that follows keep_moe_tile.
-SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, int32_t tile, int32_t vector, int32_t count,
+// A unit whose parts are in scratch: of the op's tile `tile`, `count` columns, which are the vectors (router: rows) from `vector` on.
+struct MoeSums {
+  int32_t tile;
+  int32_t vector;
+  int32_t count;
+};
+// Warps that finish it: a column each, of the router two.
+SGL_DEVICE int32_t moe_finishers(int32_t op, int32_t count) { return op == abi::kMoeRouter ? (count + 1) / 2 : count; }
+
+// Activations of 16 channels of column `column`. Entry: all lanes of a warp.
+SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, const MoeSums& of, int32_t column, int32_t lane,
                                const MoeWords& words) {
-  const int32_t thread = dialect::thread_idx(), part = thread % 2, is_second = thread / 2 % 2, column = thread / 4 % 8, pair = thread / 32;
-  const int32_t element = (pair * 2 + is_second) * 8 + column;  // of 16 channels; a warp has two of them, so that they meet in shuffles
-  float gate = moe_scratch_sum(scratch, part * 4, 4, 0, element);
-  float up = moe_scratch_sum(scratch, part * 4, 4, 1, element);
+  const int32_t part = lane % 2, row = lane / 2;  // lanes 2r and 2r + 1 have row r's first and last four slots
+  float gate = moe_scratch_sum(scratch, part * 4, 4, 0, row * 8 + column);
+  float up = moe_scratch_sum(scratch, part * 4, 4, 1, row * 8 + column);
   gate += dialect::shuffle_xor(gate, 1);
   up += dialect::shuffle_xor(up, 1);
   const float own = clamped_swiglu(gate, up, p.swiglu_limit), next = dialect::shuffle_xor(own, 2);
-  if (part != 0 || is_second != 0 || column >= count) return;
-  if (dialect::planted(dialect::Planted::kWithheldSignal) && tile == 0 && vector < p.rows) return;
+  if (lane % 4 != 0) return;
+  if (dialect::planted(dialect::Planted::kWithheldSignal) && of.tile == 0 && of.vector < p.rows) return;
   uint32_t word[1] = {pack_bf16(own, next)};
-  sync::publish(words.activation() + static_cast<int64_t>(vector + column) * (p.geometry.intermediate / 2) + tile * 8 + pair, word);
+  sync::publish(words.activation() + static_cast<int64_t>(of.vector + column) * (p.geometry.intermediate / 2) + of.tile * 8 + lane / 4, word);
 }
 
-// 32 channels of every column, a column a warp. Entry: as finish_gate_up.
-SGL_DEVICE void finish_down(const FusedMoeParams& p, const float* scratch, int32_t tile, int32_t vector, int32_t count, const MoeWords& words) {
-  const int32_t column = dialect::thread_idx() / 32, row = dialect::thread_idx() % 32;
-  if (column >= count) return;
-  uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 8, row / 16, row % 16 * 8 + column))};
-  sync::publish(words.output() + static_cast<int64_t>(vector + column) * p.geometry.hidden + tile * 32 + row, word);
+// 32 channels of a column. Entry: all lanes of a warp.
+SGL_DEVICE void finish_down(const FusedMoeParams& p, const float* scratch, const MoeSums& of, int32_t column, int32_t lane, const MoeWords& words) {
+  uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 8, lane / 16, lane % 16 * 8 + column))};
+  sync::publish(words.output() + static_cast<int64_t>(of.vector + column) * p.geometry.hidden + of.tile * 32 + lane, word);
 }
 
-SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, int32_t item, int32_t row, int32_t count, const MoeWords& words) {
-  const int32_t thread = dialect::thread_idx(), expert = thread % 16, column = thread / 16, splits = abi::moe_splits(p.geometry);
-  if (column >= count) return;
+// 16 experts of two columns. Entry: all lanes of a warp.
+SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, const MoeSums& of, int32_t nth, int32_t lane, const MoeWords& words) {
+  const int32_t expert = lane % 16, column = nth * 2 + lane / 16, splits = abi::moe_splits(p.geometry);
+  if (column >= of.count) return;
   uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 8, 0, expert * 8 + column))};
-  sync::publish(words.logits() + (item % splits * p.rows + row + column) * p.geometry.num_experts + item / splits * 16 + expert, word);
+  sync::publish(words.logits() + (of.tile % splits * p.rows + of.vector + column) * p.geometry.num_experts + of.tile / splits * 16 + expert, word);
+}
+
+// The unit whose parts are in half `half` of scratch, by warps in turn. Entry: all lanes of every consumer warp.
+SGL_DEVICE void finish_moe_unit(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t op, int32_t half, const MoeSums& of,
+                                int32_t warp, int32_t lane, MoeConsumer& state) {
+  // Pairs with the arrivals in run_moe_op: every warp's parts of the unit, and what its finishers read of the one before.
+  if (!dialect::planted(dialect::Planted::kPartialNoWait)) {
+    sync::wait_mbarrier(fault_sink(p), abi::kFaultPartial, op, half, s.partials(half), state.parities >> half & 1u);
+  }
+  state.parities ^= 1u << half;
+  const int32_t finishers = moe_finishers(op, of.count), nth = (warp - state.finisher) & (abi::kNumConsumerWarps - 1);
+  state.finisher = (state.finisher + finishers) & (abi::kNumConsumerWarps - 1);
+  if (nth >= finishers) return;
+  if (op == abi::kMoeRouter) {
+    finish_router(p, s.scratch(half), of, nth, lane, words);
+  } else if (reads_x(op)) {
+    finish_gate_up(p, s.scratch(half), of, nth, lane, words);
+  } else {
+    finish_down(p, s.scratch(half), of, nth, lane, words);
+  }
 }
 
 // Byte offsets of a lane in every stage of an op: of its words at step 0, and of its scales (FP4: in a tile's; FP8: in the stage's).
@@ -225,36 +254,46 @@ SGL_NO_UNROLL
 }
 
 // The block's units of an op. One piece of code for all of them, so that it stays in the instruction cache. Entry: all consumer threads.
+//
+// A unit is finished while the next one is under way, by warps in turn: no warp waits for a sum. A warp that is through a unit's first part awaits
+// that all have delivered the unit before, finishes it if it is its turn, and only then stores parts: the half of scratch that takes them is free,
+// since who delivered the unit before had finished the one before that. An op's last unit is finished at its end.
 SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t op, MoeConsumer& state) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   const MoeWork work = moe_work(p, op);
   const MoeLane own = moe_lane(op, work, lane);
+  MoeSums before{0, 0, -1};  // count -1: none
 SGL_NO_UNROLL
-  for (MoeUnits unit = moe_units(s, op); unit.left > 0; unit.advance(work.tiles)) {
-    const MoeSpan span = moe_span(p, s, op, unit.job);
-    const int32_t vector = (is_routed_op(op) ? p.rows : 0) + span.first;  // of activation and output
-    const int32_t key = moe_panel_key(p, op, unit.job);
-    if (key != state.panel) {
-      sync_consumers();  // everybody has read what the panel holds
-      if (reads_x(op)) {
-        load_x_panel(p, s, op, span);
-      } else {
-        load_activation_panel(p, s, words, vector, span.count);
+  for (MoeUnits unit = moe_units(s, op); unit.left > 0 || before.count >= 0; unit.advance(work.tiles)) {
+    const bool is_unit = unit.left > 0;
+    const char* row = nullptr;
+    MoeSums sums{unit.tile, 0, -1};
+    if (is_unit) {
+      const MoeSpan span = moe_span(p, s, op, unit.job);
+      sums.vector = (is_routed_op(op) ? p.rows : 0) + span.first;
+      sums.count = span.count;
+      const int32_t key = moe_panel_key(p, op, unit.job);
+      if (key != state.panel) {
+        sync_consumers();  // everybody has read what the panel holds
+        if (reads_x(op)) {
+          load_x_panel(p, s, op, span);
+        } else {
+          load_activation_panel(p, s, words, sums.vector, span.count);
+        }
+        state.panel = key;
       }
-      state.panel = key;
+      // Columns beyond the span repeat its last one; nobody takes their sums.
+      const int32_t column = lane / 4 < span.count ? lane / 4 : span.count - 1;
+      const int32_t panel_row = op == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
+      row = s.panel() + panel_row * abi::moe_panel_pitch(reads_x(op) ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
+      state.scales.begin_unit(op, unit.is_first, unit.tile);
     }
-    // Columns beyond the span repeat its last one; nobody takes their sums.
-    const int32_t column = lane / 4 < span.count ? lane / 4 : span.count - 1;
-    const int32_t panel_row = op == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
-    const char* const row = s.panel() + panel_row * abi::moe_panel_pitch(reads_x(op) ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
     const MoeSplit extent = moe_extent(p, op, work, unit.tile);
-    float* const scratch = s.scratch(state.half);
-    state.scales.begin_unit(op, unit.is_first, unit.tile);
 SGL_NO_UNROLL
     for (int32_t part = 0; part < work.parts; ++part) {
       MoeTile tile;
 SGL_NO_UNROLL
-      for (int32_t run = 0; run < extent.runs; ++run) {
+      for (int32_t run = 0; run < extent.runs && is_unit; ++run) {
         const int32_t begin = is_routed_op(op) ? 0 : run * work.most, left = extent.steps - begin;
         const int32_t steps = is_routed_op(op) || left < work.most ? left : work.most;
         if (!dialect::planted(dialect::Planted::kRingNoWait)) {
@@ -266,17 +305,15 @@ SGL_NO_UNROLL
         if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
         state.at.advance(s.at.num_stages);
       }
-      keep_moe_tile(scratch, warp, part, is_routed_op(op) ? fp4_row_of(lane / 4) : lane / 4, lane, tile);
+      if (part == 0 && before.count >= 0) finish_moe_unit(p, s, words, op, state.half ^ 1, before, warp, lane, state);
+      if (!is_unit) break;
+      keep_moe_tile(s.scratch(state.half), warp, part, is_routed_op(op) ? fp4_row_of(lane / 4) : lane / 4, lane, tile);
     }
-    // The finish before last read the half that the next one will write: it was done before this barrier.
-    if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();
-    if (op == abi::kMoeRouter) {
-      finish_router(p, scratch, unit.tile, span.first, span.count, words);
-    } else if (op == abi::kMoeSharedGateUp || op == abi::kMoeGateUp) {
-      finish_gate_up(p, scratch, unit.tile, vector, span.count, words);
-    } else {
-      finish_down(p, scratch, unit.tile, vector, span.count, words);
-    }
+    before = sums;
+    if (!is_unit) break;
+    dialect::sync_warp();
+    // Pairs with the wait in finish_moe_unit: this warp's parts are stored, and what it finished is read.
+    if (lane == 0) dialect::mbarrier_arrive(s.partials(state.half));
     state.half ^= 1;
   }
 }

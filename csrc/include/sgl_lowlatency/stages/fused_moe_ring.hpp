@@ -4,8 +4,8 @@
 
 namespace sgl_lowlatency::stages {
 
-// A stage of FP4, whose rows follow one another, in p.num_copies pieces, and its scales where the stage is the first to need them. Entry: all lanes; the stage
-// is free.
+// A stage of FP4, whose rows follow one another, in p.num_copies pieces, and its scales where the stage is the first to need them. Entry: all lanes;
+// the stage is free.
 SGL_DEVICE void load_fp4_stage(const FusedMoeParams& p, const MoeShared& s, int32_t op, const MoeUnits& unit, int32_t part, int32_t run,
                                const MoeScales& scales, const MoeCursor& at) {
   const abi::MoeGeometry& g = p.geometry;
@@ -30,8 +30,8 @@ SGL_DEVICE void load_fp4_stage(const FusedMoeParams& p, const MoeShared& s, int3
   }
 }
 
-// A stage of FP8 or bf16: `steps` steps of K from `begin` on, of 16 rows, a lane each, and of FP8 the scales by the lane behind. Entry: all lanes; the
-// stage is free.
+// A stage of FP8 or bf16: `steps` steps of K from `begin` on, of 16 rows, a lane each, and of FP8 the scales by the lane behind. Entry: all lanes;
+// the stage is free.
 SGL_DEVICE void load_row_stage(const FusedMoeParams& p, const MoeShared& s, int32_t op, int32_t tile, int32_t part, int32_t begin, int32_t steps,
                                const MoeCursor& at) {
   const abi::MoeGeometry& g = p.geometry;
@@ -50,7 +50,8 @@ SGL_DEVICE void load_row_stage(const FusedMoeParams& p, const MoeShared& s, int3
     row = tile * 32 + part * 16;
   }
   if (lane < 16) {
-    const uint8_t* const from = matrix + static_cast<int64_t>(row + lane) * (columns / abi::kMoeStepK * layout.step_bytes) + begin * layout.step_bytes;
+    const int32_t row_bytes = columns / abi::kMoeStepK * layout.step_bytes;
+    const uint8_t* const from = matrix + static_cast<int64_t>(row + lane) * row_bytes + begin * layout.step_bytes;
     dialect::bulk_load(s.stage(at.stage) + lane * layout.pitch, from, bytes, s.full(at.stage));
   }
   if (lane == 16 && scale_bytes > 0) {

@@ -1,8 +1,9 @@
 // The router warp of a fused_moe block: choices of the rows it owns, then all rows' choices, and from their bitmaps the jobs that weights are
 // streamed for. kernels/nvidia/fused_moe/DESIGN.md has the rule of choice.
 //
-// One warp walks through this code once a launch, while everybody waits for it: instructions that are fetched from memory for the first time would be most of
-// its time. So it rehearses: while the first logits are on their way, it runs all of it on what happens to be there, and hands over nothing.
+// One warp walks through this code once a launch, while everybody waits for it: instructions that are fetched from memory for the first time would
+// be most of its time. So it rehearses: while the first logits are on their way, it runs all of it on what happens to be there, and hands over
+// nothing.
 #pragma once
 #include "sgl_lowlatency/stages/bitmap_routing.hpp"
 #include "sgl_lowlatency/stages/fused_moe_state.hpp"
@@ -26,8 +27,8 @@ SGL_DEVICE uint32_t moe_rank(float biased) {
   return rank_key(biased != biased ? dialect::bits_to_float(0x7f800000u) : biased);
 }
 
-// A row's logits, in s.scores(), and in p.out_logits where it is there; partial sums are added in the order of K. Lane l has experts 4 l .. 4 l + 3 of
-// each 128. Entry: all lanes. Ends with a warp barrier.
+// A row's logits, in s.scores(), and in p.out_logits where it is there; partial sums are added in the order of K. Lane l has experts 4 l .. 4 l + 3
+// of each 128. Entry: all lanes. Ends with a warp barrier.
 SGL_DEVICE void await_moe_logits(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t row, bool is_rehearsal) {
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, splits = abi::moe_splits(p.geometry);
   const uint32_t* const begin = words.logits() + row * num_experts + lane * 4;
@@ -186,8 +187,8 @@ SGL_NO_UNROLL
   }
 }
 
-// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Each lane has consecutive experts, then every 32nd choice. Entry: all
-// lanes of the router warp. Ends with a warp barrier.
+// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Each lane has consecutive experts, then every 32nd choice. Entry:
+// all lanes of the router warp. Ends with a warp barrier.
 SGL_DEVICE void make_moe_jobs(const FusedMoeParams& p, const MoeShared& s) {
   constexpr uint32_t kJob = 1u << 16;  // sums of jobs above, of pairs below
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;

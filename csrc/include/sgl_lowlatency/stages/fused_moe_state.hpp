@@ -17,8 +17,10 @@ struct MoeShared {
   SGL_DEVICE uint64_t* full(int32_t stage) const { return section<uint64_t>(at.barriers) + stage; }
   // Phase complete: every consumer warp has read the stage.
   SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(at.num_stages + stage); }
+  // Phase complete: every consumer warp has stored its parts of a unit in that half of scratch.
+  SGL_DEVICE uint64_t* partials(int32_t half) const { return full(2 * at.num_stages + half); }
   // Phase complete: the jobs are there.
-  SGL_DEVICE uint64_t* routed() const { return full(2 * at.num_stages); }
+  SGL_DEVICE uint64_t* routed() const { return full(2 * at.num_stages + 2); }
   SGL_DEVICE abi::MoeBlockState* state() const { return section<abi::MoeBlockState>(at.state); }
   SGL_DEVICE uint32_t* row_bits() const { return section<uint32_t>(at.row_bits); }
   SGL_DEVICE uint32_t* ids() const { return section<uint32_t>(at.ids); }
@@ -134,8 +136,8 @@ SGL_DEVICE MoeSplit moe_extent(const FusedMoeParams& p, int32_t op, const MoeWor
   return {0, work.steps, work.runs};
 }
 
-// FP4 scales pass through their slots in turn. A gate_up unit has two (gate, up), a unit of down one; units share them with the one before in the same
-// 64 rows.
+// FP4 scales pass through their slots in turn. A gate_up unit has two (gate, up), a unit of down one; units share them with the one before in the
+// same 64 rows.
 struct MoeScales {
   int32_t num_slots;
   int32_t next = 0;

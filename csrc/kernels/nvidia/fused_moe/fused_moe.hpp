@@ -55,8 +55,8 @@ SGL_NO_UNROLL
   if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
 }
 
-// The block's static units; which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and the router warp; whoever
-// reads what that launch wrote is behind this. Ends with a barrier of theirs.
+// The block's static units; which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and
+// the router warp; whoever reads what that launch wrote is behind this. Ends with a barrier of theirs.
 SGL_DEVICE void begin_moe(const FusedMoeParams& p, const MoeShared& s) {
   constexpr int32_t kAllButTheProducer = 2;  // named barrier
   const int32_t op = dialect::thread_idx() / 32;  // a warp each
@@ -82,6 +82,7 @@ SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
       dialect::mbarrier_init(s.full(i), 1);
       dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
     }
+    for (int32_t half = 0; half < 2; ++half) dialect::mbarrier_init(s.partials(half), abi::kNumConsumerWarps);
     dialect::mbarrier_init(s.routed(), 1);
     dialect::mbarrier_init_fence();
   }
