@@ -12,7 +12,7 @@ constexpr int32_t kNoPanel = -1;
 struct MoeConsumer {
   MoeScales scales;
   MoeCursor at;
-  int32_t turn = 0;          // the warp that has the first item of the next stage
+  int32_t turn = 0;          // the warp that has the first item of the unit's next stage
   int32_t panel = kNoPanel;  // what the panel holds (moe_panel_key)
   int32_t half = 0;          // of scratch, that the next unit's parts go to
   uint32_t parities = 0;     // of s.partials(half), bit by half: of the next wait
@@ -287,6 +287,7 @@ SGL_NO_UNROLL
       const int32_t panel_row = op == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
       row = s.panel() + panel_row * abi::moe_panel_pitch(reads_x(op) ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
       state.scales.begin_unit(op, unit.is_first, unit.tile);
+      state.turn = 0;  // what a block did before does not decide in which order it adds
     }
     const MoeSplit extent = moe_extent(p, op, work, unit.tile);
 SGL_NO_UNROLL

@@ -1,8 +1,8 @@
 // Products of a warp: steps of 128 columns of 16 rows of weights with the panel's eight rows. Lane 4g + t has rows g and g + 8 of the weights and
 // columns 32t .. 32t + 31 of the step, 16 of them at a time: an item. A sum over K may be taken in any order, as long as weights and panel agree.
 //
-// The items of a stage go to the warps in turn, and the next stage begins with the warp that follows: all warps have the same work, whatever the
-// number of items. The loops are short on purpose: what does not fit the innermost instruction cache is fetched anew in every pass (DESIGN.md).
+// The items of a stage go to the warps in turn, and the unit's next stage begins with the warp that follows: all warps have the same work, whatever
+// the number of items. The loops are short on purpose: what does not fit the innermost instruction cache is fetched anew in every pass (DESIGN.md).
 #pragma once
 #include "sgl_lowlatency/stages/block_float.hpp"
 #include "sgl_lowlatency/stages/fused_moe_state.hpp"
