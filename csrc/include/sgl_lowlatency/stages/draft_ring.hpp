@@ -3,9 +3,10 @@
 // K is walked once for p.tiles_at_once tiles of each pair: a panel of it for all of these, then the next panel (DraftWalk).
 //
 // The ring's stages belong to pairs of consumer warps, kPairStages each, and a pair's weights pass through its own stages in turn. Tile t of
-// the block is pair t % kDraftPairs's, and so is unit u of u % kDraftPairs. Behind the LM head come the pair's units: as many as it has stages stay
-// in them for all steps; of more, the first stays and the others pass through the rest anew in every step, from L2 as far as it holds
-// them: odd steps take them in reverse order, so that what was read last is read first.
+// the block is pair t % kDraftPairs's, and so is unit u of u % kDraftPairs. Behind the LM head come the pair's units: first those that its warps keep
+// in registers (draft_held_units), once. Of the others as many as the pair has stages stay in them for all steps; of more, the first stays and the
+// others pass through the rest anew in every step, from L2 as far as it holds them: odd steps take them in reverse order, so that what was read last
+// is read first.
 #pragma once
 #include "sgl_lowlatency/abi/weight_map.hpp"
 #include "sgl_lowlatency/stages/draft_state.hpp"
@@ -52,25 +53,30 @@ struct DraftWalk {
   }
 };
 
-// The unit that a pair takes as number `turn` of its num_units in a step, and where it lies.
+// Units that the pair's warps keep in registers: the first ones.
+SGL_DEVICE int32_t pair_held_units(const DraftSamplerParams& p, const DraftBlock& b, int32_t pair) {
+  return min_int(pair_units(b, pair), abi::draft_held_units(p.batch));
+}
+
+// The unit that a pair takes as number `turn` in a step, of those that it does not hold, and where it lies. first: the number of held ones.
+// count: what passed through the pair's stages in front of number 0: the LM head and the held ones.
 struct DraftUnit {
   int32_t unit;  // of the block
   DraftPlace at;
   bool stays;    // it is loaded once
 };
-SGL_DEVICE DraftUnit draft_unit(int32_t pair, int32_t head_stages, int32_t num_units, int32_t step, int32_t turn) {
+SGL_DEVICE DraftUnit draft_unit(int32_t pair, int32_t first, int32_t count, int32_t num_units, int32_t step, int32_t turn) {
   static_assert(abi::kPairStages == 2, "one stage keeps a unit, one is left for the others");
-  if (num_units <= abi::kPairStages || turn == 0) return {pair + turn * abi::kDraftPairs, draft_place(pair, head_stages + turn), true};
+  if (num_units <= abi::kPairStages || turn == 0) return {pair + (first + turn) * abi::kDraftPairs, draft_place(pair, count + turn), true};
   const int32_t number = step % 2 == 0 ? turn : num_units - turn;
-  const DraftPlace first = draft_place(pair, head_stages + 1);
-  return {pair + number * abi::kDraftPairs, {first.stage, first.fill + step * (num_units - 1) + turn - 1}, false};
+  const DraftPlace place = draft_place(pair, count + 1);
+  return {pair + (first + number) * abi::kDraftPairs, {place.stage, place.fill + step * (num_units - 1) + turn - 1}, false};
 }
 
-// Entry: all lanes of the producer warp; one of them does the work. It never waits for another block.
+// Entry: the producer's thread. It never waits for another block.
 // The wait on `empty` pairs with the arrivals of the pair's warps: their reads are done before the copy overwrites them. The announced bytes and
 // the copy complete `full`, which the pair waits for.
-SGL_DEVICE void produce_draft_weights(const DraftSamplerParams& p, const DraftShared& s, int32_t lane) {
-  if (lane != 0) return;
+SGL_DEVICE void produce_draft_weights(const DraftSamplerParams& p, const DraftShared& s) {
   const DraftBlock b = draft_block(p);
   const sync::FaultSink sink = fault_sink(p, b.rank);
   const abi::WeightMap* const head = p.ranks[b.local_rank].maps;
@@ -96,16 +102,24 @@ SGL_DEVICE void produce_draft_weights(const DraftSamplerParams& p, const DraftSh
       }
     }
   }
-  const int32_t most_turns = pair_units(b, 0);
+  const auto load_unit = [&](int32_t unit, const DraftPlace& at) {
+    await_free(at);
+    dialect::load_stage_again(s.stage(at.stage), head + 1, (b.units.begin + unit) * abi::kTileRows, 0, 0, s.full(at.stage));
+  };
+  const int32_t most_held = pair_held_units(p, b, 0);
+  for (int32_t turn = 0; turn < most_held; ++turn) {
+    for (int32_t pair = 0; pair < abi::kDraftPairs; ++pair) {
+      if (turn < pair_held_units(p, b, pair)) load_unit(pair + turn * abi::kDraftPairs, draft_place(pair, pair_head_stages(p, b, pair) + turn));
+    }
+  }
+  const int32_t most_turns = pair_units(b, 0) - most_held;
   for (int32_t step = 0; step < p.gamma; ++step) {
     for (int32_t turn = 0; turn < most_turns; ++turn) {
       for (int32_t pair = 0; pair < abi::kDraftPairs; ++pair) {
-        const int32_t num_units = pair_units(b, pair);
+        const int32_t held = pair_held_units(p, b, pair), num_units = pair_units(b, pair) - held;
         if (turn >= num_units) continue;
-        const DraftUnit unit = draft_unit(pair, pair_head_stages(p, b, pair), num_units, step, turn);
-        if (unit.stays && step > 0) continue;
-        await_free(unit.at);
-        dialect::load_stage_again(s.stage(unit.at.stage), head + 1, (b.units.begin + unit.unit) * abi::kTileRows, 0, 0, s.full(unit.at.stage));
+        const DraftUnit unit = draft_unit(pair, held, pair_head_stages(p, b, pair) + held, num_units, step, turn);
+        if (!unit.stays || step == 0) load_unit(unit.unit, unit.at);
       }
     }
   }
