@@ -12,8 +12,7 @@ constexpr int32_t kMaxDraftBatch = 16;    // requests of one launch
 constexpr int32_t kMaxDraftRows = 80;     // rows of one launch: requests times gamma
 constexpr int32_t kMaxGamma = 16;
 constexpr int32_t kMaxDraftRanks = 8;
-// Three warpgroups: two consume, of the third one thread streams weights. Registers of a thread of each: together what a block has.
-constexpr int32_t kDraftThreads = 384, kDraftConsumerRegisters = 232, kDraftProducerRegisters = 40;
+constexpr int32_t kDraftThreads = 32 * kNumConsumerWarps;  // a warp more would cost every thread a third of its registers
 constexpr int32_t kUnitColumns = 2 * kTileRows;  // of the vocabulary: two tiles of the LM head, one ring stage of markov_w2
 constexpr int32_t kDraftPairs = kNumConsumerWarps / 2;  // pairs of consumer warps; a pair has tiles and units of its own
 constexpr int32_t kPairStages = 2;                      // ring stages of one pair

@@ -286,11 +286,6 @@ SGL_DEVICE uint64_t timer_ns() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
   return t;
 }
-// Of all threads of a warpgroup; the counts of a block's warpgroups together are at most what it was launched with.
-template <int32_t kCount>
-SGL_DEVICE void grow_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount)); }
-template <int32_t kCount>
-SGL_DEVICE void shrink_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount)); }
 SGL_DEVICE void await_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 SGL_DEVICE void allow_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 SGL_DEVICE void backoff() {}

@@ -272,10 +272,6 @@ SGL_DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<u
 
 // A rank's kernels run one after the other: the previous one is over, and the next one comes when this one is. But a kernel might begin earlier on
 // a GPU: a thread that touches, without this call, what the previous one may write, is misuse.
-template <int32_t kCount>
-inline void grow_registers() {}
-template <int32_t kCount>
-inline void shrink_registers() {}
 void await_previous_launch();
 SGL_DEVICE void allow_next_launch() {}
 uint64_t timer_ns();

@@ -46,11 +46,11 @@ SGL_UNROLL
   }
 }
 
-// Entry: all consumer threads; the panels have begun. kNTiles: of 8 rows, enough for all. kAtOnce: p.tiles_at_once. noise: made meanwhile. Ends with a consumer barrier,
+// Entry: all consumer threads; the ring is filled, the panels have begun. kNTiles: of 8 rows, enough for all. kAtOnce: p.tiles_at_once. noise: made meanwhile. Ends with a consumer barrier,
 // which publishes the block's base logits and noise to its own threads; nobody else reads them in this launch.
 template <int32_t kNTiles, int32_t kAtOnce, class Clock>
-SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, const DraftPanels& panels, DraftGumbel noise,
-                               const Clock& clock) {
+SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, DraftFeed& feed, const DraftPanels& panels,
+                               DraftGumbel noise, const Clock& clock) {
   const sync::FaultSink sink = fault_sink(p, b.rank);
   const int32_t rows = p.batch * p.gamma, stage_k = abi::stage_k(2), chunk_k = abi::chunk_k(2), pitch = abi::panel_row_bytes(p.k_panel);
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, pair = warp / 2;
@@ -83,9 +83,7 @@ SGL_NO_UNROLL
               return PanelRow{is_row ? panel + row * pitch + (k - k0 + chunk * chunk_k + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
             });
           }
-          dialect::sync_warp();
-          // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
-          if (lane == 0) dialect::mbarrier_arrive(s.empty(at.stage));
+          feed.give_back(at.stage);
         }
       }
       noise.make(quota);

@@ -94,13 +94,15 @@ struct DraftSteps {
   const DraftSamplerParams& p;
   const DraftShared& s;
   const DraftBlock& b;
+  DraftFeed& feed;
   float temperatures[kBatchTiles][2];
   uint32_t held[kSlots][kMarkovK16][4];
   DraftElements<kBatchTiles> elements[kSlots];  // of the next step's held units, or of its first other one
   float values[kSlots][kBatchTiles][4];         // of the step's held units
   Candidate best[kBatchTiles][2];
 
-  SGL_DEVICE DraftSteps(const DraftSamplerParams& params, const DraftShared& shared, const DraftBlock& block) : p(params), s(shared), b(block) {
+  SGL_DEVICE DraftSteps(const DraftSamplerParams& params, const DraftShared& shared, const DraftBlock& block, DraftFeed& of)
+      : p(params), s(shared), b(block), feed(of) {
 SGL_UNROLL
     for (int32_t t = 0; t < kBatchTiles; ++t) {
 SGL_UNROLL
@@ -154,9 +156,7 @@ SGL_UNROLL
       sync::wait_mbarrier(sink, abi::kFaultRingFull, 0, at.stage, s.full(at.stage), at.parity());
 SGL_UNROLL
       for (int32_t k16 = 0; k16 < kMarkovK16; ++k16) load_columns(held[u][k16], s.stage(at.stage), k16);
-      dialect::sync_warp();
-      // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
-      if (dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.empty(at.stage));
+      feed.give_back(at.stage);
     }
   }
 
@@ -257,9 +257,7 @@ SGL_UNROLL
           dialect::mma_m16n8k16(sums.c[t][1], a1, b1);
         }
       }
-      dialect::sync_warp();
-      // Pairs with the producer's wait on `empty`: this warp's reads of the stage are done.
-      if (!unit.stays && dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.empty(unit.at.stage));
+      if (!unit.stays) feed.give_back(unit.at.stage);
       float kept[kBatchTiles][4];
       weigh(unit.unit, sums, now, kept);
       if (p.greedy == 0) store_logits(step, unit.unit, kept);
@@ -297,14 +295,14 @@ SGL_UNROLL
 
 // All steps. close: what a thread does while the candidates of the first one are on their way. Entry: all consumer threads, behind the LM head.
 template <int32_t kBatchTiles, class Clock, class Close>
-SGL_DEVICE void run_draft_steps(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, const DraftMail& mail, const Clock& clock,
-                                const Close& close) {
+SGL_DEVICE void run_draft_steps(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, DraftFeed& feed, const DraftMail& mail,
+                                const Clock& clock, const Close& close) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   if (!abi::has_early_latents(p.batch)) {
     load_anchors(p, s, b);
     sync_consumers();
   }
-  DraftSteps<kBatchTiles> steps(p, s, b);
+  DraftSteps<kBatchTiles> steps(p, s, b, feed);
   steps.load_first_elements(0);
   steps.hold_units();
 SGL_NO_UNROLL

@@ -35,24 +35,6 @@ SGL_DEVICE int32_t pair_units(const DraftBlock& b, int32_t pair) {
   return b.units.count > pair ? ceil_div(b.units.count - pair, abi::kDraftPairs) : 0;
 }
 
-// A walk through K: the tiles of the block that it is for, `at_once` of each pair, and the numbers of their stages.
-struct DraftWalk {
-  int32_t first;    // pair p's first tile is first + p
-  int32_t at_once;
-  int32_t stages_k;  // of a tile
-
-  // Tiles of a pair, of num_tiles of the block.
-  SGL_DEVICE int32_t tiles(int32_t num_tiles, int32_t pair) const {
-    const int32_t left = num_tiles - first - pair;
-    return left <= 0 ? 0 : min_int(ceil_div(left, abi::kDraftPairs), at_once);
-  }
-  // What passed through the pair's stages in front of tile `turn` of a panel that begins with stage `panel_begin` of K and has panel_stages. `of`:
-  // the pair's tiles.
-  SGL_DEVICE int32_t count(int32_t of, int32_t panel_begin, int32_t panel_stages, int32_t turn) const {
-    return first / abi::kDraftPairs * stages_k + panel_begin * of + turn * panel_stages;
-  }
-};
-
 // Units that the pair's warps keep in registers: the first ones.
 SGL_DEVICE int32_t pair_held_units(const DraftSamplerParams& p, const DraftBlock& b, int32_t pair) {
   return min_int(pair_units(b, pair), abi::draft_held_units(p.batch));
@@ -73,56 +55,90 @@ SGL_DEVICE DraftUnit draft_unit(int32_t pair, int32_t first, int32_t count, int3
   return {pair + (first + number) * abi::kDraftPairs, {place.stage, place.fill + step * (num_units - 1) + turn - 1}, false};
 }
 
-// Entry: the producer's thread. It never waits for another block.
-// The wait on `empty` pairs with the arrivals of the pair's warps: their reads are done before the copy overwrites them. The announced bytes and
-// the copy complete `full`, which the pair waits for.
-SGL_DEVICE void produce_draft_weights(const DraftSamplerParams& p, const DraftShared& s) {
-  const DraftBlock b = draft_block(p);
-  const sync::FaultSink sink = fault_sink(p, b.rank);
-  const abi::WeightMap* const head = p.ranks[b.local_rank].maps;
-  const int32_t stage_k = abi::stage_k(2), steps_k = ceil_div(p.hidden, stage_k);
-  const auto await_free = [&](const DraftPlace& at) {
-    sync::wait_mbarrier(sink, abi::kFaultRingEmpty, 0, at.stage, s.empty(at.stage), at.parity() ^ 1u);
+// Asks for a pair's weights, in the order in which the pair takes them: one stage's worth for each that it gives back. There is no producer: a warp
+// more would leave every thread a third of its registers less, and who gives a stage back knows that it is free.
+// Panels of K: one for all of the pair's tiles of a walk, then the next one.
+struct DraftFeed {
+  const DraftSamplerParams& p;
+  const DraftShared& s;
+  const DraftBlock& b;
+  int32_t pair;
+  int32_t count = 0;                             // stages' worth of the LM head and of held units that were asked for
+  int32_t first = 0, begin = 0, turn = 0, k = 0;  // of the LM head, the next: walk, panel and stage of K, tile of the walk, stage of the panel
+  int32_t step = 0, unit = 0;                    // of the units, the next: the step, number in it
+
+  SGL_DEVICE DraftFeed(const DraftSamplerParams& params, const DraftShared& shared, const DraftBlock& block)
+      : p(params), s(shared), b(block), pair(dialect::thread_idx() / 64) {}
+
+  // Of a pair, who asks.
+  SGL_DEVICE static bool is_feeder() { return dialect::thread_idx() % 64 == 32; }
+
+  // Fills the ring. Entry: any thread; the barriers are there.
+  SGL_DEVICE void fill() {
+    if (!is_feeder()) return;
+SGL_NO_UNROLL
+    for (int32_t i = 0; i < abi::kPairStages; ++i) ask();
+  }
+
+  // This warp has read the stage; what comes next may overwrite it. Entry: all lanes.
+  SGL_DEVICE void give_back(int32_t stage) {
+    dialect::sync_warp();
+    // Pairs with the feeder's wait on `empty`: this warp's reads of the stage are done.
+    if (dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.empty(stage));
+    if (is_feeder()) ask();
+  }
+
+ private:
+  // The wait on `empty` pairs with the arrivals of the pair's warps: their reads are done before the copy overwrites them. Nobody waits for the feeder's
+  // warp before that has arrived itself. The announced bytes and the copy complete `full`, which the pair waits for.
+  SGL_DEVICE void await_free(const DraftPlace& at) const {
+    sync::wait_mbarrier(fault_sink(p, b.rank), abi::kFaultRingEmpty, 0, at.stage, s.empty(at.stage), at.parity() ^ 1u);
     dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), abi::kStageBytes);
-  };
-  const int32_t panel = ceil_div(p.k_panel, stage_k);
-  for (DraftWalk walk{0, p.tiles_at_once, steps_k}; walk.first < b.num_tiles; walk.first += abi::kDraftPairs * walk.at_once) {
-    for (int32_t begin = 0; begin < steps_k; begin += panel) {
-      const int32_t stages = min_int(panel, steps_k - begin);
-      for (int32_t i = 0; i < walk.at_once * stages; ++i) {
-        const int32_t turn = i / stages, k = begin + i % stages;
-        for (int32_t pair = 0; pair < abi::kDraftPairs; ++pair) {
-          const int32_t tiles = walk.tiles(b.num_tiles, pair);
-          if (turn >= tiles) continue;
-          const DraftPlace at = draft_place(pair, walk.count(tiles, begin, stages, turn) + i % stages);
-          await_free(at);
-          const int32_t row = (b.units.begin * 2 + walk.first + turn * abi::kDraftPairs + pair) * abi::kTileRows;
-          dialect::load_stage(s.stage(at.stage), head, row, 0, k * (stage_k / abi::chunk_k(2)), s.full(at.stage));
-        }
-      }
+  }
+
+  SGL_DEVICE void ask() {
+    if (first + pair < b.num_tiles) {
+      ask_head();
+    } else {
+      ask_unit();
     }
   }
-  const auto load_unit = [&](int32_t unit, const DraftPlace& at) {
+
+  SGL_DEVICE void ask_head() {
+    const int32_t stage_k = abi::stage_k(2), steps_k = ceil_div(p.hidden, stage_k), panel = ceil_div(p.k_panel, stage_k);
+    const int32_t left = ceil_div(b.num_tiles - first - pair, abi::kDraftPairs), tiles = min_int(left, p.tiles_at_once);
+    const DraftPlace at = draft_place(pair, count++);
     await_free(at);
-    dialect::load_stage_again(s.stage(at.stage), head + 1, (b.units.begin + unit) * abi::kTileRows, 0, 0, s.full(at.stage));
-  };
-  const int32_t most_held = pair_held_units(p, b, 0);
-  for (int32_t turn = 0; turn < most_held; ++turn) {
-    for (int32_t pair = 0; pair < abi::kDraftPairs; ++pair) {
-      if (turn < pair_held_units(p, b, pair)) load_unit(pair + turn * abi::kDraftPairs, draft_place(pair, pair_head_stages(p, b, pair) + turn));
-    }
+    const int32_t row = (b.units.begin * 2 + first + turn * abi::kDraftPairs + pair) * abi::kTileRows;
+    dialect::load_stage(s.stage(at.stage), p.ranks[b.local_rank].maps, row, 0, (begin + k) * (stage_k / abi::chunk_k(2)), s.full(at.stage));
+    if (++k < min_int(panel, steps_k - begin)) return;
+    k = 0;
+    if (++turn < tiles) return;
+    turn = 0;
+    begin += panel;
+    if (begin < steps_k) return;
+    begin = 0;
+    first += abi::kDraftPairs * p.tiles_at_once;
   }
-  const int32_t most_turns = pair_units(b, 0) - most_held;
-  for (int32_t step = 0; step < p.gamma; ++step) {
-    for (int32_t turn = 0; turn < most_turns; ++turn) {
-      for (int32_t pair = 0; pair < abi::kDraftPairs; ++pair) {
-        const int32_t held = pair_held_units(p, b, pair), num_units = pair_units(b, pair) - held;
-        if (turn >= num_units) continue;
-        const DraftUnit unit = draft_unit(pair, held, pair_head_stages(p, b, pair) + held, num_units, step, turn);
-        if (!unit.stays || step == 0) load_unit(unit.unit, unit.at);
+
+  SGL_DEVICE void ask_unit() {
+    const int32_t held = pair_held_units(p, b, pair), others = pair_units(b, pair) - held;
+    DraftUnit next{pair + unit * abi::kDraftPairs, draft_place(pair, count), true};
+    if (unit < held) {
+      ++count;
+      ++unit;
+    } else {
+      if (unit >= held + others || step >= p.gamma) return;
+      next = draft_unit(pair, held, count, others, step, unit - held);
+      if (++unit == held + others && others > abi::kPairStages) {
+        unit = held + 1;  // the one that stays is there
+        ++step;
       }
     }
+    await_free(next.at);
+    const int32_t row = (b.units.begin + next.unit) * abi::kTileRows;
+    dialect::load_stage_again(s.stage(next.at.stage), p.ranks[b.local_rank].maps + 1, row, 0, 0, s.full(next.at.stage));
   }
-}
+};
 
 }  // namespace sgl_lowlatency::stages

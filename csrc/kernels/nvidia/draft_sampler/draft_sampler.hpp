@@ -10,7 +10,8 @@
 // Grid      blocks a rank times local ranks, at most one block an SM (all run at once), kDraftThreads threads each. kNTiles: N tiles of the LM head's
 //           MMA, of 8 rows each; kBatchTiles: of the Markov product's, of 8 requests each; kAtOnce: tiles of the LM head that a pair of warps has.
 //           Clock: none, or of an instance that is timed.
-// Roles     warps 0..7 consume, in pairs; warp 8 streams the block's rows of the LM head and of markov_w2 through the shared-memory ring.
+// Roles     all eight warps consume, in pairs; one thread of each pair asks for its rows of the LM head and of markov_w2, through the pair's part of
+//           the shared-memory ring.
 // Phases    the norm, the LM head, and behind its products all noise | per step: bias, keys, the block's candidates | the tokens that all agree on,
 //           and their latents.
 // Hand-over every block's candidate to every rank's mailbox, each word its own flag (stages/draft_choice.hpp). Base logits stay with the block that
@@ -42,6 +43,8 @@ SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftSh
   const Clock clock(p);
   clock.stamp(abi::kDraftBegin);
   const DraftBlock b = draft_block(p);
+  DraftFeed feed(p, s, b);
+  feed.fill();
   const abi::DraftRank& own = p.ranks[b.local_rank];
   const DraftMail mail(p, b, dialect::load_plain(own.state->launches));
   // SGLang adds one behind each block; bits above 32 take no part.
@@ -52,17 +55,17 @@ SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftSh
   panels.begin();
   mail.clear();
   if (abi::has_early_latents(p.batch)) load_anchors(p, s, b);
-  run_draft_head<kNTiles, kAtOnce>(p, s, b, panels, DraftGumbel(p, b, noise_offset), clock);
-  run_draft_steps<kBatchTiles>(p, s, b, mail, clock, [&] { close_draft(p, b); });
+  run_draft_head<kNTiles, kAtOnce>(p, s, b, feed, panels, DraftGumbel(p, b, noise_offset), clock);
+  run_draft_steps<kBatchTiles>(p, s, b, feed, mail, clock, [&] { close_draft(p, b); });
 }
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier publishes it
-// (the mbarriers to the threads too, as the init fence does to the copies), and then the roles part for good.
+// (the mbarriers to the threads too, as the init fence does to the copies).
 template <int32_t kNTiles, int32_t kBatchTiles, int32_t kAtOnce, class Clock>
 SGL_DEVICE void draft_sampler_body(const DraftSamplerParams& p) {
   const DraftShared s{p.shared};
   const int32_t thread = dialect::thread_idx();
-  if (thread == kConsumerThreads) {
+  if (thread == 0) {
     for (int32_t i = 0; i < abi::kDraftStages; ++i) {
       dialect::mbarrier_init(s.full(i), 1);
       dialect::mbarrier_init(s.empty(i), 2);
@@ -71,13 +74,7 @@ SGL_DEVICE void draft_sampler_body(const DraftSamplerParams& p) {
   }
   if (thread >= 96 && thread < 128) reinterpret_cast<uint32_t*>(s.zero_row())[thread - 96] = 0u;
   dialect::sync_block();
-  if (thread >= kConsumerThreads) {
-    dialect::shrink_registers<abi::kDraftProducerRegisters>();
-    if (thread == kConsumerThreads) produce_draft_weights(p, s);
-  } else {
-    dialect::grow_registers<abi::kDraftConsumerRegisters>();
-    draft_sampler_consume<kNTiles, kBatchTiles, kAtOnce, Clock>(p, s);
-  }
+  draft_sampler_consume<kNTiles, kBatchTiles, kAtOnce, Clock>(p, s);
 }
 
 }  // namespace sgl_lowlatency::kernels
