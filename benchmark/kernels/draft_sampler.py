@@ -1,13 +1,15 @@
 """GPU time of a DSpark draft's proposal at DeepSeek-V4.1's sizes: SGLang's own (off), draft_sampler (on), on the same tensors in one process.
 
-    python3 -m benchmark.kernels.draft_sampler --out OUT [--shapes 129280x1,32320x4] [--batches 1,2,4] [--walks long,short]
+    python3 -m benchmark.kernels.draft_sampler --out OUT [--shapes 129280x1,32320x4] [--batches 1,2,4] [--walks long,short] [--timeline]
 
 A shape is VOCABxRANKS: that many columns of the vocabulary, shared by so many virtual ranks, each on its part of the GPU. 129280x1 is the whole
 proposal on one GPU; 32320x4 reads what one GPU of four reads, with the exchange of four ranks. Off has one rank in both: what its exchange
 between GPUs costs is not in it. Off is the final norm (RMSNorm), the LM head (torch.matmul) and draft_markov_block with DeepSeek's Markov head,
 captured in a graph as SGLang's draft graph holds them. Walks: "long" is the kernel as it is served; "short" walks through K anew for every tile of a
 pair of warps where K is in several panels: `--batches 2,4 --walks long,short` tells what long walks are worth. Requests are greedy (arg-max, no step
-logits) or sample at temperature 1. The graphs are replayed back to back between two events, in turn. The floor is the LM head and
+logits) or sample at temperature 1. Timeline: of every case, an instance of
+the kernel that reads the clock is replayed too, and its phases are written and printed (sgl_lowlatency/bench/draft_timeline.py); the times are of the
+served instance. The graphs are replayed back to back between two events, in turn. The floor is the LM head and
 markov_w2, each read once, at the measured read bandwidth.
 
 Checked before the times: base logits through the numerics gate; tokens, step logits and the noise offset bit by bit against SGLang's block behind
@@ -27,12 +29,13 @@ import torch
 
 from benchmark.common import deadline
 from benchmark.kernels import command
-from sgl_lowlatency.bench import floors, stats, timing
+from sgl_lowlatency.bench import draft_timeline, floors, stats, timing
 from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, MAX_BATCH, MAX_RANKS, DraftSampler, DraftShard, DraftWeights
 from sgl_lowlatency.reference import draft_sampler as oracle
 from sgl_lowlatency.reference import gate
 
+LAUNCHES = 32  # whose timelines are read
 HIDDEN, GAMMA, EPS, KEY = 5120, 5, 1e-20, 0x2D2A9C317E44B1D9
 WEIGHTS = "random: head normal of variance 9 / hidden; Markov weights -1/4, 0 and 1/4, so that every order of adding gives the same bias; seed 0"
 
@@ -125,7 +128,7 @@ class Standard:
 class Ours:
     """draft_sampler on virtual ranks that share the GPU."""
 
-    def __init__(self, tensors: Tensors, num_ranks: int, batch: int, greedy: bool, walks: str) -> None:
+    def __init__(self, tensors: Tensors, num_ranks: int, batch: int, greedy: bool, walks: str, is_timed: bool = False) -> None:
         device = tensors.head.device
         part = tensors.vocab // num_ranks
         self.tensors, self.batch = tensors, batch
@@ -141,7 +144,9 @@ class Ours:
         self.shards = [shard(rank * part) for rank in range(num_ranks)]
         blocks = torch.cuda.get_device_properties(device).multi_processor_count // num_ranks
         weights = DraftWeights(tensors.w1, tensors.norm, EPS)
-        self.sampler = DraftSampler(weights, self.shards, GAMMA, batch, device, blocks, deadline_s=5.0, noise_key=KEY, has_long_walks=walks == "long")
+        self.sampler = DraftSampler(
+            weights, self.shards, GAMMA, batch, device, blocks, deadline_s=5.0, noise_key=KEY, has_long_walks=walks == "long", is_timed=is_timed
+        )
 
     def launch(self) -> None:
         t, rows = self.tensors, self.batch * GAMMA
@@ -191,6 +196,18 @@ def measure(ours: Ours, standard: Standard, groups: int, group_ms: float) -> tup
     return off, on, found
 
 
+def phases(timed: Ours) -> list[dict]:
+    """Of replays back to back, as the times are taken; the first ones warm up."""
+    timed.launch()
+    graph, taken = timing.capture(timed.launch), []
+    for _ in range(LAUNCHES):
+        timed.sampler.timeline.zero_()
+        graph.replay()
+        graph.replay()
+        taken.append(timed.sampler.timeline.cpu())
+    return draft_timeline.phases(torch.stack(taken))
+
+
 def row_of(
     vocab: int, num_ranks: int, batch: int, greedy: bool, walks: str, off_ms: list[float], on_ms: list[float], floor_ms: float, wrong: list[str]
 ) -> dict:
@@ -215,6 +232,8 @@ def table(content: dict) -> str:
             f" {1e3 * stats.median(row['on_ms']):8.2f} {row['ratio']:6.2f} {f'{low:.2f}..{high:.2f}':>12} {1e3 * row['floor_ms']:8.2f}"
             f" {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
         )
+        if "phases" in row:
+            lines += [draft_timeline.table(row["phases"]), ""]
     return "\n".join(lines)
 
 
@@ -223,6 +242,7 @@ def main() -> int:
     parser.add_argument("--shapes", type=parse_shapes, default=((129280, 1), (32320, 4)), help="VOCABxRANKS, comma list")
     parser.add_argument("--batches", type=numbers(1, MAX_BATCH), default=(1, 2, 4), help="requests")
     parser.add_argument("--walks", type=parse_walks, default=("long",), help="comma list of long and short")
+    parser.add_argument("--timeline", action="store_true", help="also where the time of a launch goes")
     args = parser.parse_args()
     if command.refused("draft_sampler"):
         return 2
@@ -237,7 +257,8 @@ def main() -> int:
                     ours, standard = Ours(tensors, num_ranks, batch, greedy, walks), Standard(tensors, batch, greedy)
                     off_ms, on_ms, wrong = measure(ours, standard, args.groups, args.group_ms)
                     floor_ms = floors.floor_ms(floor_bytes(vocab, batch), read_gb_s)
-                    row = results.add(**row_of(vocab, num_ranks, batch, greedy, walks, off_ms, on_ms, floor_ms, wrong))
+                    timed = {"phases": phases(Ours(tensors, num_ranks, batch, greedy, walks, is_timed=True))} if args.timeline else {}
+                    row = results.add(**row_of(vocab, num_ranks, batch, greedy, walks, off_ms, on_ms, floor_ms, wrong), **timed)
                     what = f"{vocab}x{num_ranks}, {row['mode']}, batch {batch}, {walks} walks"
                     deadline.say(f"{what}: ratio {row['ratio']}; {'; '.join(wrong[:3]) or 'output checked'}")
     return command.end(results, table)
