@@ -86,10 +86,10 @@ struct DraftMail {
     Candidate best{0u, 0u};
 SGL_NO_UNROLL
     for (int32_t first = lane; first < num_pairs; first += kPollBatch * 32) {
-      uint32_t words[kPollBatch][2 * abi::kCandidateWords];
+      uint32_t words[kPollBatch][2 * abi::kCandidateWords] = {};
       const auto is_missed = [&](int32_t u, int32_t half) {
-        const uint32_t letter[abi::kCandidateWords] = {words[u][half * 2], words[u][half * 2 + 1]};
-        return (first + u * 32) * 2 + half < num_senders && !sync::is_written(letter);
+        const uint32_t largest = sync::max_word(words[u][half * 2], words[u][half * 2 + 1]);
+        return (first + u * 32) * 2 + half < num_senders && largest == abi::kUnwritten;
       };
 SGL_UNROLL
       for (int32_t u = 0; u < kPollBatch; ++u) words[u][0] = words[u][1] = words[u][2] = words[u][3] = abi::kUnwritten;
@@ -112,14 +112,25 @@ SGL_UNROLL
             return missed < 0 || dialect::planted(dialect::Planted::kMissingAwait);
           },
           [&] { return static_cast<uint32_t>(missed); });
+      Candidate own{0u, 0xffffffffu};  // keys first: one chain of maxima, then the ids that have it
 SGL_UNROLL
       for (int32_t u = 0; u < kPollBatch; ++u) {
 SGL_UNROLL
         for (int32_t half = 0; half < 2; ++half) {
-          const bool is_sender = (first + u * 32) * 2 + half < num_senders;
-          if (is_sender && !is_missed(u, half)) best = better(best, {words[u][half * 2], words[u][half * 2 + 1]});
+          const bool is_there = (first + u * 32) * 2 + half < num_senders && !is_missed(u, half);
+          if (!is_there) words[u][half * 2] = 0u;
+          own.key = sync::max_word(own.key, words[u][half * 2]);
         }
       }
+      if (dialect::planted(dialect::Planted::kTieToHigherId)) own.id = 0u;
+SGL_UNROLL
+      for (int32_t u = 0; u < kPollBatch; ++u) {
+SGL_UNROLL
+        for (int32_t half = 0; half < 2; ++half) {
+          if (words[u][half * 2] == own.key) own = better(own, {own.key, words[u][half * 2 + 1]});
+        }
+      }
+      best = better(best, own);
     }
     if (step + 1 == p.gamma) order_ranks(p);
     dialect::sync_warp();

@@ -36,11 +36,14 @@ SGL_NO_UNROLL
       if (draft_temperature(p, request) == 0.0f) continue;
       const int32_t column = b.units.begin * abi::kUnitColumns + quad * 4;
       const uint32_t of = static_cast<uint32_t>(request) + (dialect::planted(dialect::Planted::kNoiseOfNextRow) ? 1u : 0u);
-      const DraftNoiseWords words = philox4x32_10(p.noise_key, static_cast<uint32_t>((own.vocab_begin + column) / 4), of,
+      DraftNoiseWords words = philox4x32_10(p.noise_key, static_cast<uint32_t>((own.vocab_begin + column) / 4), of,
                                                   static_cast<uint32_t>(step), offset);
-      Vec16 noise;
-SGL_UNROLL
-      for (int32_t i = 0; i < 4; ++i) noise.w[i] = dialect::float_to_bits(log_exponential(words.w[i]));
+      Vec16 noise{};
+SGL_NO_UNROLL
+      for (int32_t i = 0; i < 4; ++i) {  // words and noise turn: one copy of two logarithms, which few instructions caches hold four times
+        noise = {{noise.w[1], noise.w[2], noise.w[3], dialect::float_to_bits(log_exponential(words.w[0]))}};
+        words = {{words.w[1], words.w[2], words.w[3], words.w[0]}};
+      }
       const int64_t at = static_cast<int64_t>(row) * own.num_units * abi::kUnitColumns + column;
       dialect::store_plain(reinterpret_cast<Vec16*>(own.noise + at), noise);
     }

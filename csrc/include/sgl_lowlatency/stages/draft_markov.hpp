@@ -43,27 +43,10 @@ SGL_NO_UNROLL
   }
 }
 
-// Stores a step logit of a request to all ranks.
-SGL_DEVICE void store_step_logit(const DraftSamplerParams& p, int32_t request, int32_t step, int32_t token, float value) {
-  const int64_t at = (static_cast<int64_t>(request) * p.gamma + step) * p.vocab + token;
-SGL_NO_UNROLL
-  for (int32_t rank = 0; rank < p.num_ranks; ++rank) {
-    void* const logits = p.peers[rank].step_logits;
-    if (p.step_logits_type == abi::kStepLogitsBf16) {
-      dialect::store_plain(static_cast<bf16*>(logits) + at, dialect::to_bf16(value));
-    } else {
-      dialect::store_plain(static_cast<float*>(logits) + at, value);
-    }
-  }
-}
-
 // A unit's stage has two neighbouring columns of the vocabulary in each of its 16 rows: its first chunks the even ones, its last chunks the odd
-// ones. Each warp of a pair takes one kind: a lane has elements (t, i), columns draft_column of requests draft_request.
+// ones. Each warp of a pair takes one kind: a lane has elements (t, i) of requests draft_request, in columns draft_column and, of i / 2 = 1, 16 further.
 SGL_DEVICE int32_t draft_request(int32_t t, int32_t i) { return t * 8 + dialect::thread_idx() % 4 * 2 + i % 2; }
-SGL_DEVICE int32_t draft_column(int32_t i) {
-  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
-  return (lane / 4 + i / 2 * 8) * 2 + warp % 2;
-}
+SGL_DEVICE int32_t draft_column() { return dialect::thread_idx() % 32 / 4 * 2 + dialect::thread_idx() / 32 % 2; }
 
 // A of MMA `k16` of the warp's columns of a unit, from its stage. Entry: all lanes; the stage is full.
 SGL_DEVICE void load_columns(uint32_t (&a)[4], const char* stage, int32_t k16) {
@@ -95,6 +78,8 @@ struct DraftSteps {
   const DraftShared& s;
   const DraftBlock& b;
   DraftFeed& feed;
+  int32_t first_token, end_token;  // of column 0 of the block, and behind the rank's last one
+  int32_t lane_at;                 // in base_logits and noise, of the lane's first element of step 0 and unit 0
   float temperatures[kBatchTiles][2];
   uint32_t held[kSlots][kMarkovK16][4];
   DraftElements<kBatchTiles> elements[kSlots];  // of the next step's held units, or of its first other one
@@ -103,6 +88,10 @@ struct DraftSteps {
 
   SGL_DEVICE DraftSteps(const DraftSamplerParams& params, const DraftShared& shared, const DraftBlock& block, DraftFeed& of)
       : p(params), s(shared), b(block), feed(of) {
+    const abi::DraftRank& own = p.ranks[b.local_rank];
+    first_token = own.vocab_begin + b.units.begin * abi::kUnitColumns;
+    end_token = own.vocab_begin + own.vocab_count;
+    lane_at = draft_request(0, 0) * p.gamma * pitch() + b.units.begin * abi::kUnitColumns + draft_column();
 SGL_UNROLL
     for (int32_t t = 0; t < kBatchTiles; ++t) {
 SGL_UNROLL
@@ -110,6 +99,10 @@ SGL_UNROLL
     }
   }
 
+  // Of a row of base_logits and noise.
+  SGL_DEVICE int32_t pitch() const { return p.ranks[b.local_rank].num_units * abi::kUnitColumns; }
+  // Columns between the lane's elements i and 0.
+  SGL_DEVICE static constexpr int32_t further(int32_t i) { return i / 2 * 16; }
   SGL_DEVICE int32_t pair() const { return dialect::thread_idx() / 64; }
   SGL_DEVICE int32_t num_held() const { return kHeld > 0 ? pair_held_units(p, b, pair()) : 0; }
   SGL_DEVICE DraftUnit other_unit(int32_t step, int32_t turn) const {
@@ -119,16 +112,18 @@ SGL_UNROLL
 
   SGL_DEVICE DraftElements<kBatchTiles> load_elements(int32_t step, int32_t unit) const {
     const abi::DraftRank& own = p.ranks[b.local_rank];
-    const int32_t pitch = own.num_units * abi::kUnitColumns, first = (b.units.begin + unit) * abi::kUnitColumns;
+    const int32_t first = lane_at + step * pitch() + unit * abi::kUnitColumns;
     DraftElements<kBatchTiles> loaded;
 SGL_UNROLL
     for (int32_t t = 0; t < kBatchTiles; ++t) {
 SGL_UNROLL
       for (int32_t i = 0; i < 4; ++i) {
-        const int32_t request = draft_request(t, i);
-        const int64_t at = static_cast<int64_t>(request * p.gamma + step) * pitch + first + draft_column(i);
-        loaded.base[t][i] = request < p.batch ? dialect::load_plain(own.base_logits + at) : bf16{0};
-        loaded.noise[t][i] = temperatures[t][i % 2] != 0.0f ? dialect::load_plain(own.noise + at) : 0.0f;
+        loaded.base[t][i] = bf16{0};
+        loaded.noise[t][i] = 0.0f;
+        if (is_empty(t, i)) continue;
+        const int32_t at = first + (t * 8 + i % 2) * p.gamma * pitch() + further(i);
+        if (draft_request(t, i) < p.batch) loaded.base[t][i] = dialect::load_plain(own.base_logits + at);
+        if (temperatures[t][i % 2] != 0.0f) loaded.noise[t][i] = dialect::load_plain(own.noise + at);
       }
     }
     return loaded;
@@ -156,8 +151,9 @@ SGL_UNROLL
       sync::wait_mbarrier(sink, abi::kFaultRingFull, 0, at.stage, s.full(at.stage), at.parity());
 SGL_UNROLL
       for (int32_t k16 = 0; k16 < kMarkovK16; ++k16) load_columns(held[u][k16], s.stage(at.stage), k16);
-      feed.give_back(at.stage);
     }
+SGL_NO_UNROLL
+    for (int32_t u = 0; u < num_held(); ++u) feed.give_back_unit(draft_place(pair(), pair_head_stages(p, b, pair()) + u).stage);
   }
 
   // B of MMAs 2 piece and 2 piece + 1, of the requests of N tile t.
@@ -167,37 +163,53 @@ SGL_UNROLL
     return *reinterpret_cast<const Vec16*>(s.latents() + request * abi::kLatentPitch + (piece * 4 + lane % 4) * 16);
   }
 
+  // Of every lane: none has a request for elements (t, i).
+  SGL_DEVICE bool is_empty(int32_t t, int32_t i) const { return t * 8 + i % 2 >= p.batch; }
+
   // The lane's elements of a unit: their values into `kept`, the best of them into `best`.
+  template <bool kSamples>
   SGL_DEVICE void weigh(int32_t unit, const MarkovSums<kBatchTiles>& sums, const DraftElements<kBatchTiles>& of, float (&kept)[kBatchTiles][4]) {
-    const abi::DraftRank& own = p.ranks[b.local_rank];
     const bool is_dropped = dialect::planted(dialect::Planted::kDroppedUnit) && b.block == 0 && unit + 1 == b.units.count;
 SGL_UNROLL
     for (int32_t t = 0; t < kBatchTiles; ++t) {
 SGL_UNROLL
       for (int32_t i = 0; i < 4; ++i) {
-        const int32_t of_rank = (b.units.begin + unit) * abi::kUnitColumns + draft_column(i);
-        float bias = sums.c[t][0][i] + sums.c[t][1][i];
-        if (p.rounds_bias != 0 && !dialect::planted(dialect::Planted::kUnroundedBias)) bias = dialect::to_float(dialect::to_bf16(bias));
-        float value = dialect::add_rounded(dialect::to_float(of.base[t][i]), bias);
-        if (p.step_logits_type == abi::kStepLogitsBf16) value = dialect::to_float(dialect::to_bf16(value));
+        if (is_empty(t, i)) continue;
+        const int32_t token = first_token + unit * abi::kUnitColumns + draft_column() + further(i);
+        const float sum = sums.c[t][0][i] + sums.c[t][1][i];
+        const bool is_rounded = p.rounds_bias != 0 && !dialect::planted(dialect::Planted::kUnroundedBias);
+        const float bias = is_rounded ? low_float(pack_bf16(sum, sum)) : sum;
+        float value = dialect::add_rounded(dialect::to_float(of.base[t][i]), bias), key = value;
+        if (p.step_logits_type == abi::kStepLogitsBf16) key = value = low_float(pack_bf16(value, value));
         kept[t][i] = value;
-        if (draft_request(t, i) >= p.batch || of_rank >= own.vocab_count || is_dropped) continue;
-        const float temperature = temperatures[t][i % 2], key = temperature != 0.0f ? sampled_key(value, temperature, of.noise[t][i]) : value;
-        best[t][i % 2] = better(best[t][i % 2], {ordered_key(key), static_cast<uint32_t>(own.vocab_begin + of_rank)});
+        if (kSamples && temperatures[t][i % 2] != 0.0f) key = sampled_key(value, temperatures[t][i % 2], of.noise[t][i]);
+        const bool is_column = draft_request(t, i) < p.batch && token < end_token && !is_dropped;
+        const uint32_t order = is_column ? ordered_key(key) : 0u;
+        best[t][i % 2] = better(best[t][i % 2], {order, static_cast<uint32_t>(token)});
       }
     }
   }
 
-  // Step logits of a unit, of requests that sample.
+  // Step logits of a unit, of requests that sample, to all ranks. Rank by rank: a lane's elements lie at fixed distances.
   SGL_DEVICE void store_logits(int32_t step, int32_t unit, const float (&kept)[kBatchTiles][4]) const {
-    const abi::DraftRank& own = p.ranks[b.local_rank];
+    const int32_t token = first_token + unit * abi::kUnitColumns + draft_column();
+    const int64_t first = static_cast<int64_t>(draft_request(0, 0) * p.gamma + step) * p.vocab + token;
+    const int64_t request_pitch = static_cast<int64_t>(p.gamma) * p.vocab;
+SGL_NO_UNROLL
+    for (int32_t rank = 0; rank < p.num_ranks; ++rank) {
+      void* const logits = p.peers[rank].step_logits;
 SGL_UNROLL
-    for (int32_t t = 0; t < kBatchTiles; ++t) {
+      for (int32_t t = 0; t < kBatchTiles; ++t) {
 SGL_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        const int32_t of_rank = (b.units.begin + unit) * abi::kUnitColumns + draft_column(i);
-        if (temperatures[t][i % 2] == 0.0f || of_rank >= own.vocab_count) continue;
-        store_step_logit(p, draft_request(t, i), step, own.vocab_begin + of_rank, kept[t][i]);
+        for (int32_t i = 0; i < 4; ++i) {
+          if (temperatures[t][i % 2] == 0.0f || token + further(i) >= end_token) continue;
+          const int64_t at = first + (t * 8 + i % 2) * request_pitch + further(i);
+          if (p.step_logits_type == abi::kStepLogitsBf16) {
+            dialect::store_plain(static_cast<bf16*>(logits) + at, dialect::to_bf16(kept[t][i]));
+          } else {
+            dialect::store_plain(static_cast<float*>(logits) + at, kept[t][i]);
+          }
+        }
       }
     }
   }
@@ -210,6 +222,7 @@ SGL_UNROLL
   }
 
   // The held units of a step: all of them at once, so that more sums are on their way.
+  template <bool kSamples>
   SGL_DEVICE void choose_held() {
     if (num_held() == 0) return;
     MarkovSums<kBatchTiles> sums[kSlots];
@@ -227,11 +240,12 @@ SGL_UNROLL
     }
 SGL_UNROLL
     for (int32_t u = 0; u < kHeld; ++u) {
-      if (u < num_held()) weigh(pair() + u * abi::kDraftPairs, sums[u], elements[u], values[u]);
+      if (u < num_held()) weigh<kSamples>(pair() + u * abi::kDraftPairs, sums[u], elements[u], values[u]);
     }
   }
 
   // The other units of a step.
+  template <bool kSamples>
   SGL_DEVICE void choose_others(int32_t step) {
     const sync::FaultSink sink = fault_sink(p, b.rank);
     const int32_t num_units = pair_units(b, pair()) - num_held();
@@ -257,10 +271,10 @@ SGL_UNROLL
           dialect::mma_m16n8k16(sums.c[t][1], a1, b1);
         }
       }
-      if (!unit.stays) feed.give_back(unit.at.stage);
+      if (!unit.stays) feed.give_back_unit(unit.at.stage);
       float kept[kBatchTiles][4];
-      weigh(unit.unit, sums, now, kept);
-      if (p.greedy == 0) store_logits(step, unit.unit, kept);
+      weigh<kSamples>(unit.unit, sums, now, kept);
+      if (kSamples) store_logits(step, unit.unit, kept);
     }
   }
 
@@ -270,8 +284,13 @@ SGL_UNROLL
     const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
 SGL_UNROLL
     for (int32_t t = 0; t < kBatchTiles; ++t) best[t][0] = best[t][1] = Candidate{0u, 0u};
-    if (kHeld > 0) choose_held();
-    choose_others(step);
+    if (p.greedy != 0) {
+      if (kHeld > 0) choose_held<false>();
+      choose_others<false>(step);
+    } else {
+      if (kHeld > 0) choose_held<true>();
+      choose_others<true>(step);
+    }
     if (p.batch == 1) {
       const Candidate own = best_of_warp(lane % 4 == 0 ? best[0][0] : Candidate{0u, 0u});
       if (lane == 0) s.block()->best[0][warp] = own;

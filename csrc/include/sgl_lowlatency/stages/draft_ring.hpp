@@ -80,15 +80,23 @@ SGL_NO_UNROLL
     for (int32_t i = 0; i < abi::kPairStages; ++i) ask();
   }
 
-  // This warp has read the stage; what comes next may overwrite it. Entry: all lanes.
+  // This warp has read the stage; what comes next may overwrite it. Behind the LM head: give_back_unit. Entry: all lanes.
   SGL_DEVICE void give_back(int32_t stage) {
-    dialect::sync_warp();
-    // Pairs with the feeder's wait on `empty`: this warp's reads of the stage are done.
-    if (dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.empty(stage));
+    leave(stage);
     if (is_feeder()) ask();
+  }
+  SGL_DEVICE void give_back_unit(int32_t stage) {
+    leave(stage);
+    if (is_feeder()) ask_unit();
   }
 
  private:
+  SGL_DEVICE void leave(int32_t stage) const {
+    dialect::sync_warp();
+    // Pairs with the feeder's wait on `empty`: this warp's reads of the stage are done.
+    if (dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.empty(stage));
+  }
+
   // The wait on `empty` pairs with the arrivals of the pair's warps: their reads are done before the copy overwrites them. Nobody waits for the feeder's
   // warp before that has arrived itself. The announced bytes and the copy complete `full`, which the pair waits for.
   SGL_DEVICE void await_free(const DraftPlace& at) const {
