@@ -46,11 +46,12 @@ SGL_UNROLL
   }
 }
 
-// Entry: all consumer threads; the ring is filled, the panels have begun. kNTiles: of 8 rows, enough for all. kAtOnce: p.tiles_at_once. noise: made meanwhile. Ends with a consumer barrier,
-// which publishes the block's base logits and noise to its own threads; nobody else reads them in this launch.
-template <int32_t kNTiles, int32_t kAtOnce, class Clock>
+// Entry: all consumer threads; the ring is filled, the panels have begun. kNTiles: of 8 rows, enough for all. kAtOnce: p.tiles_at_once. noise, of all
+// steps, and meanwhile(): done while weights stream, the second once, behind a consumer barrier. Ends with a consumer barrier, which publishes the
+// block's base logits and noise to its own threads; nobody else reads them in this launch.
+template <int32_t kNTiles, int32_t kAtOnce, class Clock, class Meanwhile>
 SGL_DEVICE void run_draft_head(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, DraftFeed& feed, const DraftPanels& panels,
-                               DraftGumbel noise, const Clock& clock) {
+                               DraftGumbel noise, const Clock& clock, const Meanwhile& meanwhile) {
   const sync::FaultSink sink = fault_sink(p, b.rank);
   const int32_t rows = p.batch * p.gamma, stage_k = abi::stage_k(2), chunk_k = abi::chunk_k(2), pitch = abi::panel_row_bytes(p.k_panel);
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, pair = warp / 2;
@@ -86,6 +87,7 @@ SGL_NO_UNROLL
           feed.give_back(at.stage);
         }
       }
+      if (number == 0) meanwhile();
       noise.make(quota);
     }
 SGL_UNROLL
@@ -96,6 +98,7 @@ SGL_UNROLL
   }
   clock.stamp(abi::kDraftHead);
   sync_consumers();
+  if (b.num_tiles == 0) meanwhile();
   clock.stamp(abi::kDraftBase);
 }
 

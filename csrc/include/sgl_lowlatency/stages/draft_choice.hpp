@@ -54,8 +54,11 @@ struct DraftMail {
   SGL_DEVICE int32_t letters(int32_t step, int32_t request) const {
     return (step * p.max_batch + request) * abi::mailbox_senders(senders()) * abi::kCandidateWords;
   }
-  // Nothing but clears of the launch are to be seen by other ranks behind it: their fence may come long before the last candidates.
-  SGL_DEVICE bool is_ordered_early() const { return p.greedy != 0 && p.gamma > 1; }
+  // The fence in front of the last candidates, where no step logits come before these: only clears, so it may come long before. Entry: all consumer
+  // threads, behind a barrier behind the clears.
+  SGL_DEVICE void order_clears() const {
+    if (p.greedy != 0 && outbox != nullptr) order_ranks(p);
+  }
 
   // The block's share of what the launch before has used. Entry: all consumer threads.
   SGL_DEVICE void clear() const {
@@ -73,10 +76,9 @@ struct DraftMail {
     if (dialect::planted(dialect::Planted::kWithheldSignal) && is_last && step == half) return;
     if (dialect::planted(dialect::Planted::kLatePeer) && is_last && step == half) dialect::pause_ns(static_cast<uint32_t>(p.deadline_ns / 2));
     if (outbox == nullptr) return;
-    if (step + 1 == p.gamma && !is_ordered_early()) order_ranks(p);
+    if (step + 1 == p.gamma && p.greedy == 0) order_ranks(p);
     const uint32_t letter[abi::kCandidateWords] = {own.key, own.id};
     dialect::store_words_system(outbox + letters(step, request), letter);
-    if (step == 0 && is_ordered_early()) order_ranks(p);  // for the candidates of the last step, while those of this one are on their way
   }
 
   // The token that all ranks agree on. Entry: all lanes of one warp.

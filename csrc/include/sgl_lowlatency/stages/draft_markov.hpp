@@ -56,6 +56,12 @@ SGL_DEVICE void load_columns(uint32_t (&a)[4], const char* stage, int32_t k16) {
   dialect::ldmatrix_x4(a, chunk + (abi::stage_offset(0, lane % 16, lane / 16) ^ k16 % kChunkK16 * 32));
 }
 
+SGL_DEVICE void round_bf16(float (&values)[2]) {
+  const uint32_t rounded = pack_bf16(values[0], values[1]);
+  values[0] = low_float(rounded);
+  values[1] = high_float(rounded);
+}
+
 // What a unit's columns of a step weigh beside the bias: base logits and noise of the lane's elements. Asked for long before they are needed.
 template <int32_t kBatchTiles>
 struct DraftElements {
@@ -78,8 +84,9 @@ struct DraftSteps {
   const DraftShared& s;
   const DraftBlock& b;
   DraftFeed& feed;
-  int32_t first_token, end_token;  // of column 0 of the block, and behind the rank's last one
-  int32_t lane_at;                 // in base_logits and noise, of the lane's first element of step 0 and unit 0
+  int32_t lane_token, end_token;  // of the lane's first element of unit 0; behind the rank's last one
+  int32_t lane_at;                // in base_logits and noise, of that element in step 0
+  int32_t lane_requests;          // from the lane's first one on
   float temperatures[kBatchTiles][2];
   uint32_t held[kSlots][kMarkovK16][4];
   DraftElements<kBatchTiles> elements[kSlots];  // of the next step's held units, or of its first other one
@@ -89,7 +96,8 @@ struct DraftSteps {
   SGL_DEVICE DraftSteps(const DraftSamplerParams& params, const DraftShared& shared, const DraftBlock& block, DraftFeed& of)
       : p(params), s(shared), b(block), feed(of) {
     const abi::DraftRank& own = p.ranks[b.local_rank];
-    first_token = own.vocab_begin + b.units.begin * abi::kUnitColumns;
+    lane_token = own.vocab_begin + b.units.begin * abi::kUnitColumns + draft_column();
+    lane_requests = p.batch - draft_request(0, 0);
     end_token = own.vocab_begin + own.vocab_count;
     lane_at = draft_request(0, 0) * p.gamma * pitch() + b.units.begin * abi::kUnitColumns + draft_column();
 SGL_UNROLL
@@ -122,7 +130,7 @@ SGL_UNROLL
         loaded.noise[t][i] = 0.0f;
         if (is_empty(t, i)) continue;
         const int32_t at = first + (t * 8 + i % 2) * p.gamma * pitch() + further(i);
-        if (draft_request(t, i) < p.batch) loaded.base[t][i] = dialect::load_plain(own.base_logits + at);
+        if (is_mine(t, i)) loaded.base[t][i] = dialect::load_plain(own.base_logits + at);
         if (temperatures[t][i % 2] != 0.0f) loaded.noise[t][i] = dialect::load_plain(own.noise + at);
       }
     }
@@ -163,36 +171,44 @@ SGL_NO_UNROLL
     return *reinterpret_cast<const Vec16*>(s.latents() + request * abi::kLatentPitch + (piece * 4 + lane % 4) * 16);
   }
 
-  // Of every lane: none has a request for elements (t, i).
+  // Of every lane: none has a request for elements (t, i). is_mine: this lane has one.
   SGL_DEVICE bool is_empty(int32_t t, int32_t i) const { return t * 8 + i % 2 >= p.batch; }
+  SGL_DEVICE bool is_mine(int32_t t, int32_t i) const { return t * 8 + i % 2 < lane_requests; }
 
   // The lane's elements of a unit: their values into `kept`, the best of them into `best`.
   template <bool kSamples>
   SGL_DEVICE void weigh(int32_t unit, const MarkovSums<kBatchTiles>& sums, const DraftElements<kBatchTiles>& of, float (&kept)[kBatchTiles][4]) {
     const bool is_dropped = dialect::planted(dialect::Planted::kDroppedUnit) && b.block == 0 && unit + 1 == b.units.count;
+    const bool is_rounded = p.rounds_bias != 0 && !dialect::planted(dialect::Planted::kUnroundedBias);
+    const bool is_bf16 = p.step_logits_type == abi::kStepLogitsBf16;
 SGL_UNROLL
     for (int32_t t = 0; t < kBatchTiles; ++t) {
 SGL_UNROLL
-      for (int32_t i = 0; i < 4; ++i) {
-        if (is_empty(t, i)) continue;
-        const int32_t token = first_token + unit * abi::kUnitColumns + draft_column() + further(i);
-        const float sum = sums.c[t][0][i] + sums.c[t][1][i];
-        const bool is_rounded = p.rounds_bias != 0 && !dialect::planted(dialect::Planted::kUnroundedBias);
-        const float bias = is_rounded ? low_float(pack_bf16(sum, sum)) : sum;
-        float value = dialect::add_rounded(dialect::to_float(of.base[t][i]), bias), key = value;
-        if (p.step_logits_type == abi::kStepLogitsBf16) key = value = low_float(pack_bf16(value, value));
-        kept[t][i] = value;
-        if (kSamples && temperatures[t][i % 2] != 0.0f) key = sampled_key(value, temperatures[t][i % 2], of.noise[t][i]);
-        const bool is_column = draft_request(t, i) < p.batch && token < end_token && !is_dropped;
-        const uint32_t order = is_column ? ordered_key(key) : 0u;
-        best[t][i % 2] = better(best[t][i % 2], {order, static_cast<uint32_t>(token)});
+      for (int32_t r = 0; r < 2; ++r) {
+        if (is_empty(t, r)) continue;
+        float value[2], key[2];
+SGL_UNROLL
+        for (int32_t h = 0; h < 2; ++h) value[h] = sums.c[t][0][r + 2 * h] + sums.c[t][1][r + 2 * h];
+        if (is_rounded) round_bf16(value);
+SGL_UNROLL
+        for (int32_t h = 0; h < 2; ++h) value[h] = dialect::add_rounded(dialect::to_float(of.base[t][r + 2 * h]), value[h]);
+        if (is_bf16) round_bf16(value);
+SGL_UNROLL
+        for (int32_t h = 0; h < 2; ++h) {
+          kept[t][r + 2 * h] = key[h] = value[h];
+          if (kSamples && temperatures[t][r] != 0.0f) key[h] = sampled_key(value[h], temperatures[t][r], of.noise[t][r + 2 * h]);
+          const int32_t token = lane_token + unit * abi::kUnitColumns + further(2 * h);
+          const uint32_t order = ordered_key(key[h]);
+          const bool is_column = is_mine(t, r) && token < end_token && !is_dropped;
+          best[t][r] = better(best[t][r], {is_column ? order : 0u, static_cast<uint32_t>(token)});
+        }
       }
     }
   }
 
   // Step logits of a unit, of requests that sample, to all ranks. Rank by rank: a lane's elements lie at fixed distances.
   SGL_DEVICE void store_logits(int32_t step, int32_t unit, const float (&kept)[kBatchTiles][4]) const {
-    const int32_t token = first_token + unit * abi::kUnitColumns + draft_column();
+    const int32_t token = lane_token + unit * abi::kUnitColumns;
     const int64_t first = static_cast<int64_t>(draft_request(0, 0) * p.gamma + step) * p.vocab + token;
     const int64_t request_pitch = static_cast<int64_t>(p.gamma) * p.vocab;
 SGL_NO_UNROLL
@@ -312,10 +328,10 @@ SGL_UNROLL
   }
 };
 
-// All steps. close: what a thread does while the candidates of the first one are on their way. Entry: all consumer threads, behind the LM head.
-template <int32_t kBatchTiles, class Clock, class Close>
+// All steps. Entry: all consumer threads, behind the LM head.
+template <int32_t kBatchTiles, class Clock>
 SGL_DEVICE void run_draft_steps(const DraftSamplerParams& p, const DraftShared& s, const DraftBlock& b, DraftFeed& feed, const DraftMail& mail,
-                                const Clock& clock, const Close& close) {
+                                const Clock& clock) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
   if (!abi::has_early_latents(p.batch)) {
     load_anchors(p, s, b);
@@ -338,7 +354,6 @@ SGL_NO_UNROLL
       if (!is_last) prefetch_latent(p, own.id);  // what the next step reads if this candidate wins
     }
     clock.stamp_step(step, abi::kDraftSent);
-    if (step == 0) close();
     if (!is_last) {  // while the candidates are on their way
       steps.store_held_logits(step);
       steps.load_first_elements(step + 1);

@@ -54,9 +54,12 @@ SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftSh
   const DraftPanels panels{p, s, b, mail.inverse_rms()};
   panels.begin();
   mail.clear();
-  if (abi::has_early_latents(p.batch)) load_anchors(p, s, b);
-  run_draft_head<kNTiles, kAtOnce>(p, s, b, feed, panels, DraftGumbel(p, b, noise_offset), clock);
-  run_draft_steps<kBatchTiles>(p, s, b, feed, mail, clock, [&] { close_draft(p, b); });
+  run_draft_head<kNTiles, kAtOnce>(p, s, b, feed, panels, DraftGumbel(p, b, noise_offset), clock, [&] {
+    if (abi::has_early_latents(p.batch)) load_anchors(p, s, b);
+    mail.order_clears();
+    close_draft(p, b);
+  });
+  run_draft_steps<kBatchTiles>(p, s, b, feed, mail, clock);
 }
 
 // Entry: every thread of every block. The threads of different warps prepare different parts of the block's state; the barrier publishes it
