@@ -76,7 +76,7 @@ void bind_draft_sampler(py::module_& m) {
   }, py::arg("from"), py::arg("to"), py::arg("count"), py::arg("plus_one"),
         "The host dialect's log, or log1p, of `count` floats: torch's differ in last bits, and then a choice between near equals may");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
-  m.def("draft_sampler_launch_cuda", &launch::draft_sampler_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
+  m.def("draft_sampler_launch_cuda", &launch::draft_sampler_cuda, py::arg("params"), py::arg("grid"), py::arg("is_early"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());
   m.def("draft_sampler_max_blocks", &launch::draft_sampler_max_blocks, py::arg("params"), "Co-resident blocks of the current device");
 #endif

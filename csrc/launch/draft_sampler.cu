@@ -15,9 +15,14 @@ DraftKernel select_kernel(const abi::DraftSamplerParams& p) {
 
 }  // namespace
 
-void draft_sampler_cuda(const abi::DraftSamplerParams& params, int32_t grid, uintptr_t stream) {
+void draft_sampler_cuda(const abi::DraftSamplerParams& params, int32_t grid, bool is_early, uintptr_t stream) {
   check_draft_sampler(params, grid);
-  launch_cooperative(kName, select_kernel(params), params, {dim3(static_cast<unsigned>(grid)), abi::kDraftThreads, params.shared.total_bytes}, stream);
+  const LaunchShape shape{dim3(static_cast<unsigned>(grid)), abi::kDraftThreads, params.shared.total_bytes};
+  if (is_early) {
+    launch_early(kName, select_kernel(params), params, shape, stream);
+  } else {
+    launch_cooperative(kName, select_kernel(params), params, shape, stream);
+  }
 }
 
 int32_t draft_sampler_max_blocks(const abi::DraftSamplerParams& params) {

@@ -86,7 +86,7 @@ class DraftSampler:
     processes of the others, instead of peers and first_rank; its step_logits lie in its own. has_long_walks: where K is in several panels, one walk
     through it serves several tiles of a pair of warps; without, for comparison, one. step_dtype: float32, or bfloat16 for drafts whose step logits
     are bf16. is_timed: launches of an instance that fills `timeline`, int64 [grid, draft_timeline_points(gamma)] ns of the GPU's timer
-    (bench/draft_timeline.py). noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does.
+    (bench/draft_timeline.py). is_early: a launch may begin while the one in front ends, instead of a cooperative one. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does.
     deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
@@ -108,11 +108,12 @@ class DraftSampler:
         ranks: MappedWorkspaces | None = None,
         has_long_walks: bool = True,
         is_timed: bool = False,
+        is_early: bool = False,
     ):
         self.device = kernel_device(device)
         if ranks is not None:
             first_rank, peers = ranks.rank, self._peers_of(ranks, shards, peers)
-        self._ranks, self._has_long_walks = ranks, has_long_walks
+        self._ranks, self._has_long_walks, self._is_early = ranks, has_long_walks, is_early
         self.gamma, self.max_batch = gamma, max_batch
         self.vocab, self.hidden = weights.markov_w1.shape[0], shards[0].head.shape[1]
         self.grid, self.first_rank, self.blocks_per_rank = blocks_per_rank * len(shards), first_rank, blocks_per_rank
@@ -199,7 +200,7 @@ class DraftSampler:
         params.anchor_stride = max(anchor_tokens.stride(0), 1)
         params.step_temperatures = step_temperatures.data_ptr()
         if self.device.type == "cuda":
-            _C.draft_sampler_launch_cuda(params, self.grid, stream)
+            _C.draft_sampler_launch_cuda(params, self.grid, self._is_early, stream)
         else:
             self._emulate(params)
 

@@ -16,7 +16,8 @@
 //           and their latents.
 // Hand-over every block's candidate to every rank's mailbox, each word its own flag (stages/draft_choice.hpp). Base logits stay with the block that
 //           made them.
-// Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively. One launch at a time may use a rank's state.
+// Residency all blocks must run at once: the launcher checks occupancy and launches cooperatively, or early, where they begin, and ask for weights,
+//           while the launch in front ends. One launch at a time may use a rank's state.
 #pragma once
 #include "sgl_lowlatency/stages/draft_markov.hpp"
 
@@ -44,7 +45,8 @@ SGL_DEVICE void draft_sampler_consume(const DraftSamplerParams& p, const DraftSh
   clock.stamp(abi::kDraftBegin);
   const DraftBlock b = draft_block(p);
   DraftFeed feed(p, s, b);
-  feed.fill();
+  feed.fill();  // weights: nobody writes them
+  dialect::await_previous_launch();
   const abi::DraftRank& own = p.ranks[b.local_rank];
   const DraftMail mail(p, b, dialect::load_plain(own.state->launches));
   // SGLang adds one behind each block; bits above 32 take no part.
