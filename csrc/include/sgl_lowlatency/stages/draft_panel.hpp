@@ -54,13 +54,18 @@ struct DraftPanels {
     return reinterpret_cast<Vec16*>(at(number) + row * abi::panel_row_bytes(p.k_panel)) + v;
   }
 
-  // Asks for columns [k0, k1) as panel `number`, whose buffer is free; behind x, the norm. Entry: all consumer threads.
+  // Asks for columns [k0, k1) as panel `number`, whose buffer is free; behind x, the norm. All blocks want the same lines: each begins elsewhere in a row.
+  // Entry: all consumer threads.
   SGL_DEVICE void ask(int32_t number, int32_t k0, int32_t k1) const {
-    const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+    const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, num_vecs = (k1 - k0) / 8;
+    const int32_t lines = (num_vecs + 31) / 32, begin = b.block % lines;
 SGL_NO_UNROLL
     for (int32_t row = warp; row < rows() + has_norm(); row += abi::kNumConsumerWarps) {
       const bf16* const from = row < rows() ? p.hidden_states + static_cast<int64_t>(row) * p.hidden + k0 : p.norm + k0;
-      for (int32_t v = lane; v < (k1 - k0) / 8; v += 32) dialect::copy_async_16(vec(number, row, v), from + v * 8);
+      for (int32_t i = 0, line = begin; i < lines; ++i, line = line + 1 < lines ? line + 1 : 0) {
+        const int32_t v = line * 32 + lane;
+        if (v < num_vecs) dialect::copy_async_16(vec(number, row, v), from + v * 8);
+      }
     }
     dialect::copy_async_commit();
   }

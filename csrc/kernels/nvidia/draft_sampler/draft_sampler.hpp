@@ -77,6 +77,7 @@ SGL_DEVICE void draft_sampler_body(const DraftSamplerParams& p) {
     }
     dialect::mbarrier_init_fence();
   }
+  if (thread == 32) dialect::prefetch_map(p.ranks[draft_block(p).local_rank].maps);
   if (thread >= 96 && thread < 128) reinterpret_cast<uint32_t*>(s.zero_row())[thread - 96] = 0u;
   dialect::sync_block();
   draft_sampler_consume<kNTiles, kBatchTiles, kAtOnce, Clock>(p, s);
