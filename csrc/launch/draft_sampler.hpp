@@ -8,8 +8,8 @@
 namespace sgl_lowlatency::launch {
 
 // Launches on `stream` (a cudaStream_t as an integer). grid: blocks of all local ranks. is_early: it may begin while the launch in front ends (PDL),
-// and nothing but the occupancy that was checked gives its blocks their place at once; else cooperatively. Capturable in a CUDA graph. Throws std::invalid_argument
-// naming the parameter, or std::runtime_error with the CUDA error's name and text.
+// and nothing but the occupancy that was checked gives its blocks their place at once; else cooperatively. Capturable in a CUDA graph. Throws
+// std::invalid_argument naming the parameter, or std::runtime_error with the CUDA error's name and text.
 void draft_sampler_cuda(const abi::DraftSamplerParams& params, int32_t grid, bool is_early, uintptr_t stream);
 
 // Blocks of draft_sampler that the current device holds at once, for the params' rows and shared memory.

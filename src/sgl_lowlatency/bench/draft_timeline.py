@@ -1,8 +1,8 @@
 """Where a draft's proposal spends its time: what the clock said at points of a launch of draft_sampler, as phases.
 
-A timeline is int64 [grid, points], ns of the GPU's timer at the points of abi::DraftPoint, then of abi::DraftStepPoint of each step, by thread 0 of each
-block: it chooses columns of the first pair of warps, and sends and receives the candidates of the first request. Of the last step only block 0 of each
-rank has the tokens; the points that other blocks do not pass are 0."""
+A timeline is int64 [grid, points], ns of the GPU's timer at the points of abi::DraftPoint, then of abi::DraftStepPoint of each step, by thread 0 of
+each block: it chooses columns of the first pair of warps, and sends and receives the candidates of the first request. Of the last step only block 0
+of each rank has the tokens; the points that other blocks do not pass are 0."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STEP_PHASES = ("columns", "to the candidate sent", "wait for all candidates", "l
 
 
 def phases(timelines: torch.Tensor) -> list[dict]:
-    """The phases of launches, in order, then the whole of one: int64 [launches, grid, points]. Fields phase, median_us, p90_us, max_us over launches and
-    blocks. Raises ValueError for a timeline that a launch has not filled, or whose clock ran backwards."""
+    """The phases of launches, in order, then the whole of one: int64 [launches, grid, points]. Fields phase, median_us, p90_us, max_us over launches
+    and blocks. Raises ValueError for a timeline that a launch has not filled, or whose clock ran backwards."""
     if timelines.dim() != 3 or (timelines.shape[2] - POINTS) % STEP_POINTS or timelines.shape[2] <= POINTS:
         raise ValueError(f"timelines are [launches, grid, {POINTS} + gamma * {STEP_POINTS}], not {list(timelines.shape)}")
     times, gamma = timelines.cpu(), (timelines.shape[2] - POINTS) // STEP_POINTS
@@ -33,7 +33,8 @@ def phases(timelines: torch.Tensor) -> list[dict]:
         if bool((ns < 0).any()):
             raise ValueError(f"{name} ends before it begins")
         us = [value / 1e3 for value in ns.tolist()]
-        found.append({"phase": name, "median_us": round(stats.median(us), 3), "p90_us": round(stats.quantile(us, 0.9), 3), "max_us": round(max(us), 3)})
+        figures = {"median_us": stats.median(us), "p90_us": stats.quantile(us, 0.9), "max_us": max(us)}
+        found.append({"phase": name} | {field: round(value, 3) for field, value in figures.items()})
 
     first = times[..., BEGIN].min(1, keepdim=True).values
     add("begins behind the first block", first.expand_as(times[..., BEGIN]), times[..., BEGIN])

@@ -86,8 +86,9 @@ class DraftSampler:
     processes of the others, instead of peers and first_rank; its step_logits lie in its own. has_long_walks: where K is in several panels, one walk
     through it serves several tiles of a pair of warps; without, for comparison, one. step_dtype: float32, or bfloat16 for drafts whose step logits
     are bf16. is_timed: launches of an instance that fills `timeline`, int64 [grid, draft_timeline_points(gamma)] ns of the GPU's timer
-    (bench/draft_timeline.py). is_early: a launch may begin while the one in front ends, instead of a cooperative one. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does.
-    deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
+    (bench/draft_timeline.py). is_early: a launch may begin while the one in front ends, instead of a cooperative one. noise_key: of Philox.
+    has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of every wait in the kernel.
+    Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(
@@ -181,10 +182,11 @@ class DraftSampler:
     def launch(self, batch: int, hidden_states: torch.Tensor, anchor_tokens: torch.Tensor, step_temperatures: torch.Tensor, stream: int = 0) -> None:
         """Drafts gamma tokens for each of `batch` requests into every shard's draft_tokens, row after row.
 
-        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any positive stride.
-        step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy, writes
-        step_logits of requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor that does
-        not fit; on the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see fault().
+        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any positive
+        stride. step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy,
+        writes step_logits of requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor
+        that does not fit; on the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see
+        fault().
         """
         if batch not in self._params:
             raise ValueError(f"batch {batch} is outside 1..{self.max_batch}")
@@ -315,8 +317,8 @@ class DraftSampler:
             raise DraftSamplerFault(f"an earlier launch failed: {self._failure}")
         options, regions = self.emulation, []
         if options.check_order:
-            named = [("mailbox", self._mailboxes), ("base_logits", self._base_logits), ("noise", [] if self.is_greedy else self._noise), ("state", self._states),
-                     ("draft_tokens", [shard.draft_tokens for shard in self._shards]),
+            named = [("mailbox", self._mailboxes), ("base_logits", self._base_logits), ("state", self._states),
+                     ("noise", [] if self.is_greedy else self._noise), ("draft_tokens", [shard.draft_tokens for shard in self._shards]),
                      ("step_logits", [shard.step_logits for shard in self._shards if shard.step_logits is not None])]  # fmt: skip
             regions = [(f"{name}[{i}]", t.data_ptr(), t.numel() * t.element_size(), True) for name, of in named for i, t in enumerate(of)]
         self.last_report = report = _C.draft_sampler_emulate(

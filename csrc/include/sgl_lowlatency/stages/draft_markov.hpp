@@ -1,7 +1,7 @@
 // A draft's steps behind its base logits: the bias by the token before, the step's logits, and the block's candidate for each request.
 //
-// Of a launch up to 8 requests the warps of a pair hold their columns of the pair's first units in registers: a step reads the latents and nothing else
-// from shared memory, whose 128 bytes a clock would take 1,024 clocks for markov_w2. The other units come out of the ring.
+// Of a launch up to 8 requests the warps of a pair hold their columns of the pair's first units in registers: a step reads the latents and nothing
+// else from shared memory, whose 128 bytes a clock would take 1,024 clocks for markov_w2. The other units come out of the ring.
 #pragma once
 #include "sgl_lowlatency/stages/draft_base_logits.hpp"
 #include "sgl_lowlatency/stages/draft_choice.hpp"
@@ -44,7 +44,8 @@ SGL_NO_UNROLL
 }
 
 // A unit's stage has two neighbouring columns of the vocabulary in each of its 16 rows: its first chunks the even ones, its last chunks the odd
-// ones. Each warp of a pair takes one kind: a lane has elements (t, i) of requests draft_request, in columns draft_column and, of i / 2 = 1, 16 further.
+// ones. Each warp of a pair takes one kind: a lane has elements (t, i) of requests draft_request, in columns draft_column and, of i / 2 = 1, 16
+// further.
 SGL_DEVICE int32_t draft_request(int32_t t, int32_t i) { return t * 8 + dialect::thread_idx() % 4 * 2 + i % 2; }
 SGL_DEVICE int32_t draft_column() { return dialect::thread_idx() % 32 / 4 * 2 + dialect::thread_idx() / 32 % 2; }
 
@@ -294,8 +295,8 @@ SGL_UNROLL
     }
   }
 
-  // The best column of each request, of each warp: DraftBlockState::best. Entry: all consumer threads; noise and latents are there. A consumer barrier
-  // must follow.
+  // The best column of each request, of each warp: DraftBlockState::best. Entry: all consumer threads; noise and latents are there. A consumer
+  // barrier must follow.
   SGL_DEVICE void choose(int32_t step) {
     const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
 SGL_UNROLL

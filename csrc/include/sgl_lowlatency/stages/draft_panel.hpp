@@ -54,8 +54,8 @@ struct DraftPanels {
     return reinterpret_cast<Vec16*>(at(number) + row * abi::panel_row_bytes(p.k_panel)) + v;
   }
 
-  // Asks for columns [k0, k1) as panel `number`, whose buffer is free; behind x, the norm. All blocks want the same lines: each begins elsewhere in a row.
-  // Entry: all consumer threads.
+  // Asks for columns [k0, k1) as panel `number`, whose buffer is free; behind x, the norm. All blocks want the same lines: each begins elsewhere in
+  // a row. Entry: all consumer threads.
   SGL_DEVICE void ask(int32_t number, int32_t k0, int32_t k1) const {
     const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, num_vecs = (k1 - k0) / 8;
     const int32_t lines = (num_vecs + 31) / 32, begin = b.block % lines;

@@ -97,8 +97,8 @@ SGL_NO_UNROLL
     if (dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.empty(stage));
   }
 
-  // The wait on `empty` pairs with the arrivals of the pair's warps: their reads are done before the copy overwrites them. Nobody waits for the feeder's
-  // warp before that has arrived itself. The announced bytes and the copy complete `full`, which the pair waits for.
+  // The wait on `empty` pairs with the arrivals of the pair's warps: their reads are done before the copy overwrites them. Nobody waits for the
+  // feeder's warp before that has arrived itself. The announced bytes and the copy complete `full`, which the pair waits for.
   SGL_DEVICE void await_free(const DraftPlace& at) const {
     sync::wait_mbarrier(fault_sink(p, b.rank), abi::kFaultRingEmpty, 0, at.stage, s.empty(at.stage), at.parity() ^ 1u);
     dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), abi::kStageBytes);
