@@ -81,7 +81,7 @@ struct DraftMail {
     dialect::store_words_system(outbox + letters(step, request), letter);
   }
 
-  // The token that all ranks agree on. Entry: all lanes of one warp.
+  // The token that all ranks agree on. Behind the last step's, order_ranks must follow. Entry: all lanes of one warp.
   SGL_DEVICE int32_t receive(int32_t step, int32_t request) const {
     const int32_t lane = dialect::thread_idx() % 32, num_senders = senders(), num_pairs = abi::mailbox_senders(num_senders) / 2;
     const uint32_t* const from = inbox + letters(step, request);
@@ -134,7 +134,6 @@ SGL_UNROLL
       }
       best = better(best, own);
     }
-    if (step + 1 == p.gamma) order_ranks(p);
     dialect::sync_warp();
     return static_cast<int32_t>(best_of_warp(best).id);
   }

@@ -366,7 +366,11 @@ SGL_NO_UNROLL
       if (lane == 0 && b.block == 0) {
         dialect::store_plain(p.ranks[b.local_rank].draft_tokens + request * p.gamma + step, static_cast<int64_t>(token));
       }
-      if (!is_last && !dialect::planted(dialect::Planted::kKeptLatents)) load_latent(p, s, request, token);
+      if (is_last) {
+        order_ranks(p);
+      } else if (!dialect::planted(dialect::Planted::kKeptLatents)) {
+        load_latent(p, s, request, token);
+      }
     }
     clock.stamp_step(step, abi::kDraftToken);
     if (!dialect::planted(dialect::Planted::kEarlyLatents)) sync_consumers();
