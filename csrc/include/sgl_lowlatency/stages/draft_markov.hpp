@@ -344,6 +344,7 @@ SGL_DEVICE void run_draft_steps(const DraftSamplerParams& p, const DraftShared& 
 SGL_NO_UNROLL
   for (int32_t step = 0; step < p.gamma; ++step) {
     const bool is_last = step + 1 == p.gamma;
+    if (is_last) dialect::allow_next_launch();  // all blocks have been running for long; it waits for the end by itself
     steps.choose(step);
     if (is_last) steps.store_held_logits(step);  // in front of the fence that the last candidates have
     clock.stamp_step(step, abi::kDraftChosen);
