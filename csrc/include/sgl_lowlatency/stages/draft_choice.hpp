@@ -10,6 +10,7 @@
 
 namespace sgl_lowlatency::stages {
 
+constexpr uint32_t kNoToken = 0xffffffffu;  // above every id
 constexpr int32_t kPollBatch = 5;  // pairs of candidates that a lane asks for at a time
 
 SGL_DEVICE Candidate better(const Candidate& a, const Candidate& b) {
@@ -21,7 +22,7 @@ SGL_DEVICE Candidate better(const Candidate& a, const Candidate& b) {
 SGL_DEVICE Candidate best_of_warp(const Candidate& own) {
   const uint32_t key = dialect::reduce_max(own.key);
   if (dialect::planted(dialect::Planted::kTieToHigherId)) return {key, dialect::reduce_max(own.key == key ? own.id : 0u)};
-  return {key, dialect::reduce_min(own.key == key ? own.id : 0xffffffffu)};
+  return {key, dialect::reduce_min(own.key == key ? own.id : kNoToken)};
 }
 
 // Acquire and release, system scope: pairs with the same fence of the other ranks' blocks, through the candidates that they hand over. What a block
@@ -95,26 +96,30 @@ SGL_NO_UNROLL
       };
 SGL_UNROLL
       for (int32_t u = 0; u < kPollBatch; ++u) words[u][0] = words[u][1] = words[u][2] = words[u][3] = abi::kUnwritten;
-      int32_t missed = 0;
       sync::wait_until(
           fault_sink(p, b.rank), abi::kFaultCandidate, step, request, static_cast<uint32_t>(b.num_blocks),
           [&] {
-            missed = -1;
+            bool is_any_missed = false;
 SGL_UNROLL
             for (int32_t u = 0; u < kPollBatch; ++u) {
               if (is_missed(u, 0) || is_missed(u, 1)) dialect::load_words_system(words[u], from + (first + u * 32) * 2 * abi::kCandidateWords);
             }
 SGL_UNROLL
+            for (int32_t u = 0; u < kPollBatch; ++u) is_any_missed = is_any_missed || is_missed(u, 0) || is_missed(u, 1);
+            return !is_any_missed || dialect::planted(dialect::Planted::kMissingAwait);
+          },
+          [&] {
+            int32_t missed = 0;
+SGL_UNROLL
             for (int32_t u = 0; u < kPollBatch; ++u) {
 SGL_UNROLL
-              for (int32_t half = 0; half < 2; ++half) {
-                if (is_missed(u, half)) missed = (first + u * 32) * 2 + half;
-              }
+              for (int32_t half = 0; half < 2; ++half) missed = is_missed(u, half) ? (first + u * 32) * 2 + half : missed;
             }
-            return missed < 0 || dialect::planted(dialect::Planted::kMissingAwait);
-          },
-          [&] { return static_cast<uint32_t>(missed); });
-      Candidate own{0u, 0xffffffffu};  // keys first: one chain of maxima, then the ids that have it
+            return static_cast<uint32_t>(missed);
+          });
+      // Keys first: one tree of maxima, then one of the ids that have it.
+      const bool is_higher_id = dialect::planted(dialect::Planted::kTieToHigherId);
+      Candidate own{0u, is_higher_id ? 0u : kNoToken};
 SGL_UNROLL
       for (int32_t u = 0; u < kPollBatch; ++u) {
 SGL_UNROLL
@@ -124,12 +129,12 @@ SGL_UNROLL
           own.key = sync::max_word(own.key, words[u][half * 2]);
         }
       }
-      if (dialect::planted(dialect::Planted::kTieToHigherId)) own.id = 0u;
 SGL_UNROLL
       for (int32_t u = 0; u < kPollBatch; ++u) {
 SGL_UNROLL
         for (int32_t half = 0; half < 2; ++half) {
-          if (words[u][half * 2] == own.key) own = better(own, {own.key, words[u][half * 2 + 1]});
+          const uint32_t id = words[u][half * 2] == own.key ? words[u][half * 2 + 1] : is_higher_id ? 0u : kNoToken;
+          own.id = is_higher_id == (id > own.id) ? id : own.id;
         }
       }
       best = better(best, own);
