@@ -24,7 +24,8 @@ void bind_attention_in(py::module_& m) {
       SGL_FIELD(combined) SGL_FIELD(squares) SGL_FIELD(partial) SGL_FIELD(latent) SGL_FIELD(latent_squares) SGL_FIELD(total_words);
 #undef SGL_FIELD
   m.def("attn_in_smem", &abi::attn_in_smem, py::arg("geometry"), py::arg("rows"), "Shared memory of a block of attention_in");
-  m.def("attn_in_handover", &abi::attn_in_handover, py::arg("geometry"), py::arg("rows"), "Word offsets of one generation of its hand-over");
+  m.def("attn_in_handover", &abi::attn_in_handover, py::arg("geometry"), py::arg("rows"), py::arg("grid"),
+        "Word offsets of one generation of its hand-over");
   m.def(
       "attn_in_share",
       [](const abi::AttnInGeometry& geometry, int32_t op, int32_t block, int32_t grid) {

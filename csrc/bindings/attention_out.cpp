@@ -25,7 +25,8 @@ void bind_attention_out(py::module_& m) {
       SGL_FIELD(mix) SGL_FIELD(coefficients) SGL_FIELD(partial) SGL_FIELD(latent) SGL_FIELD(output) SGL_FIELD(squares) SGL_FIELD(total_words);
 #undef SGL_FIELD
   m.def("attn_out_smem", &abi::attn_out_smem, py::arg("geometry"), py::arg("rows"), "Shared memory of a block of attention_out");
-  m.def("attn_out_handover", &abi::attn_out_handover, py::arg("geometry"), py::arg("rows"), "Word offsets of one generation of its hand-over");
+  m.def("attn_out_handover", &abi::attn_out_handover, py::arg("geometry"), py::arg("rows"), py::arg("grid"),
+        "Word offsets of one generation of its hand-over");
   m.def(
       "attn_out_share",
       [](const abi::AttnOutGeometry& geometry, int32_t op, int32_t rows, int32_t block, int32_t grid) {

@@ -103,6 +103,15 @@ void copy_stage(const BulkCopy& copy) {
   std::memcpy(&matrix, copy.map, sizeof(matrix));
   const int32_t part_rows = abi::kTileRows / abi::tile_parts(matrix.num_parts);
   const int64_t row_bytes = static_cast<int64_t>(matrix.k_extent) * matrix.element_bytes;
+  if (matrix.is_tall != 0) {
+    for (int32_t row = 0; row < abi::kTallRows; ++row) {
+      const char* const from = static_cast<const char*>(matrix.weight) + (copy.row + row) * row_bytes + static_cast<int64_t>(copy.chunk) * abi::kChunkBytes;
+      for (int32_t j = 0; j < kChunkLines; ++j) {
+        std::memcpy(copy.shared + abi::stage_offset(row / abi::kTileRows, row % abi::kTileRows, j), from + j * static_cast<int64_t>(kLineBytes), kLineBytes);
+      }
+    }
+    return;
+  }
   for (int32_t row = 0; row < abi::kTileRows; ++row) {
     const bool is_beyond = matrix.num_parts == 1 && copy.row + row >= matrix.num_rows;
     const int64_t from = static_cast<int64_t>(copy.part + row / part_rows) * (matrix.num_rows / matrix.num_parts) + copy.row + row % part_rows;
@@ -238,6 +247,7 @@ void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t pa
   abi::WeightMatrix matrix;
   std::memcpy(&matrix, map, sizeof(matrix));
   const int32_t parts = abi::tile_parts(matrix.num_parts), part_rows = abi::kTileRows / parts, num_rows = matrix.num_rows / matrix.num_parts;
+  if (matrix.is_tall != 0 && row % abi::kTallRows != 0) misuse("load_stage: row " + std::to_string(row) + " begins no tall stage");
   if ((static_cast<char*>(shared) - block.shared) % abi::kStageAlignment != 0) misuse("load_stage: the stage is not at a multiple of 1024 bytes");
   const bool is_part = part >= 0 && part % parts == 0 && part < matrix.num_parts;
   const bool is_row = row >= 0 && (matrix.num_parts == 1 ? row < num_rows : row + part_rows <= num_rows);

@@ -25,7 +25,7 @@ void check_attention_out(const abi::AttentionOutParams& p, int32_t grid) {
   check.require(p.x_stride % 8 == 0 && p.x_stride >= g.heads * g.head_dim,
           "x_stride " + std::to_string(p.x_stride) + " is not a multiple of 8 that holds a row");
   check.require(p.streams != p.streams_out, "streams_out is streams");
-  check.require_launch(p, grid, abi::attn_out_smem(g, p.rows), abi::attn_out_handover(g, p.rows).total_words,
+  check.require_launch(p, grid, abi::attn_out_smem(g, p.rows), abi::attn_out_handover(g, p.rows, grid).total_words,
                        {p.x, p.positions, p.freqs, p.streams, p.mix, p.mix_scale, p.mix_base, p.norm, p.maps, p.scales, p.streams_out, p.out,
                         p.workspace, p.state, p.fault});
 }

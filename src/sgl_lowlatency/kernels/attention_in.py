@@ -134,7 +134,7 @@ class AttentionIn(Slice):
         return _C.abi.AttnInGeometry(sizes.hidden, sizes.lora, sizes.heads)
 
     def _handover(self, rows: int):
-        return _C.attn_in_handover(self._geometry, rows)
+        return _C.attn_in_handover(self._geometry, rows, self.grid)
 
     def _smem(self, rows: int):
         return _C.attn_in_smem(self._geometry, rows)

@@ -139,7 +139,7 @@ class AttentionOut(Slice):
         return _C.abi.AttnOutGeometry(*dataclasses.astuple(sizes))
 
     def _handover(self, rows: int):
-        return _C.attn_out_handover(self._geometry, rows)
+        return _C.attn_out_handover(self._geometry, rows, self.grid)
 
     def _smem(self, rows: int):
         return _C.attn_out_smem(self._geometry, rows)

@@ -87,11 +87,15 @@ class Slice(abc.ABC):
     def _describe(self, record: Any) -> str: ...
 
     def _layer(self, params: Any, weights: Any, matrices: list[tuple[torch.Tensor, int]]) -> Layer:
-        """Fills in what params of every slice have alike. matrices: those that stream through the ring, and the bytes of an element."""
+        """Fills in what params of every slice have alike. matrices: those that stream through the
+        ring, and the bytes of an element; FP8 passes in tall stages."""
         params.geometry, params.rank, params.deadline_ns = self._geometry, self._rank, self._deadline_ns
         params.freqs, params.max_position = weights.freqs_cis.data_ptr(), weights.freqs_cis.shape[0]
-        described = [(tensor.data_ptr(), *tensor.shape, 1, element_bytes) for tensor, element_bytes in matrices]
-        packed = _C.pack_weight_maps(described, is_cuda=self.device.type == "cuda")
+        is_cuda = self.device.type == "cuda"
+        packed = b"".join(
+            _C.pack_weight_maps([(tensor.data_ptr(), *tensor.shape, 1, element_bytes)], is_cuda=is_cuda, is_tall=element_bytes == 1)
+            for tensor, element_bytes in matrices
+        )
         maps = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.device)
         params.maps = maps.data_ptr()
         params.workspace, params.generation_words = self._workspace.data_ptr(), self._words

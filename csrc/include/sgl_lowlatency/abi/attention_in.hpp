@@ -13,9 +13,10 @@ constexpr int32_t kKvGroup = 64;                 // values of a KV row that shar
 constexpr int32_t kKvScales = (kHeadDim - kHeadRope) / kKvGroup;
 constexpr int32_t kKvDataBytes = kHeadDim - kHeadRope + 2 * kHeadRope;  // of a slot: e4m3, then bf16
 constexpr int32_t kKvScaleBytes = 8;             // of a slot: e8m0 each, and a byte of padding
-constexpr int32_t kAttnInPanel = 1024;           // columns of a split of wqkv_a
-constexpr int32_t kAttnInMaxLora = 1408;         // what a panel of kSliceMaxRows rows leaves the ring two stages of
-constexpr int32_t kAttnInThreads = kNumThreads;  // consumers first, then the producer
+constexpr int32_t kAttnInPanel = 1024;           // most columns of wqkv_a's panel
+constexpr int32_t kAttnInMaxLora = 1408;         // what a panel of kSliceMaxRows rows leaves the ring five stages of
+constexpr int32_t kAttnInRowsWarp = kNumConsumerWarps + 1;
+constexpr int32_t kAttnInThreads = (kNumConsumerWarps + 2) * 32;  // consumers first, then the producer and the rows' warp
 static_assert(kKvScales < kKvScaleBytes, "a slot's scales fit");
 
 // What blocks stream weights for, in this order.
@@ -47,26 +48,19 @@ struct AttnInGeometry {
   int32_t heads;
 };
 SGL_ABI_FUNCTION int32_t attn_in_rows_a(const AttnInGeometry& g) { return g.lora + kHeadDim; }  // of wqkv_a
-SGL_ABI_FUNCTION int32_t attn_in_splits(const AttnInGeometry& g) { return moe_ceil_div(g.hidden, kAttnInPanel); }
-SGL_ABI_FUNCTION int32_t attn_in_panel_k(const AttnInGeometry& g, AttnInOp op) {
-  return op == kAttnInB ? g.lora : g.hidden < kAttnInPanel ? g.hidden : kAttnInPanel;
+SGL_ABI_FUNCTION int32_t attn_in_num_rows(const AttnInGeometry& g, AttnInOp op) { return op == kAttnInA ? attn_in_rows_a(g) : g.heads * kHeadDim; }
+SGL_ABI_FUNCTION int32_t attn_in_k(const AttnInGeometry& g, AttnInOp op) { return op == kAttnInA ? g.hidden : g.lora; }
+// wq_b's K is whole, so that queries are finished where they are multiplied.
+SGL_ABI_FUNCTION int32_t attn_in_splits(const AttnInGeometry& g, AttnInOp op, int32_t grid) {
+  return op == kAttnInA ? tall_splits(attn_in_rows_a(g), g.hidden, grid) : 1;
 }
-SGL_ABI_FUNCTION int32_t attn_in_units(const AttnInGeometry& g, AttnInOp op) {
-  return op == kAttnInA ? attn_in_rows_a(g) / kTileRows * attn_in_splits(g) : g.heads * kHeadDim / kTileRows;
+SGL_ABI_FUNCTION int32_t attn_in_panel_k(const AttnInGeometry& g) {
+  const int32_t most = g.hidden < kAttnInPanel ? g.hidden : kAttnInPanel;
+  return g.lora > most ? g.lora : most;
 }
-// A block's units: of wqkv_a an even share, of wq_b what that leaves of an even total of both ops' columns. Where wqkv_a alone is more than a block
-// should have, the units of wq_b are shared evenly by themselves.
-SGL_ABI_FUNCTION int32_t attn_in_begin_b(const AttnInGeometry& g, int32_t block, int32_t grid) {
-  const int32_t first = attn_in_units(g, kAttnInA), second = attn_in_units(g, kAttnInB);
-  const int32_t cost_a = attn_in_panel_k(g, kAttnInA) / kPieceColumns, cost_b = attn_in_panel_k(g, kAttnInB) / kPieceColumns;
-  const int32_t work = second * cost_b + first * cost_a;
-  if (work / grid - 1 < cost_a * moe_ceil_div(first, grid)) return even_share(second, block, grid).begin;
-  return (even_share(work, block, grid).begin - cost_a * even_share(first, block, grid).begin) / cost_b;
-}
+// A block's units: tiles of kTallRows rows and of a split of K.
 SGL_ABI_FUNCTION TileRange attn_in_share(const AttnInGeometry& g, AttnInOp op, int32_t block, int32_t grid) {
-  if (op == kAttnInA) return even_share(attn_in_units(g, kAttnInA), block, grid);
-  const int32_t begin = attn_in_begin_b(g, block, grid);
-  return {begin, attn_in_begin_b(g, block + 1, grid) - begin};
+  return even_share(attn_in_num_rows(g, op) / kTallRows * attn_in_splits(g, op, grid), block, grid);
 }
 
 // One generation of the hand-over words: offsets in words, multiples of 4.
@@ -78,18 +72,17 @@ struct AttnInHandover {
   int32_t latent_squares;  // [rows, lora / 128] fp32
   int32_t total_words;
 };
-SGL_ABI_FUNCTION AttnInHandover attn_in_handover(const AttnInGeometry& g, int32_t rows) {
+SGL_ABI_FUNCTION AttnInHandover attn_in_handover(const AttnInGeometry& g, int32_t rows, int32_t grid) {
   AttnInHandover at{};
   at.squares = at.combined + rows * (g.hidden / 2);
   at.partial = (at.squares + rows * (g.hidden / kPieceColumns) + 3) / 4 * 4;
-  at.latent = at.partial + attn_in_splits(g) * rows * attn_in_rows_a(g);
+  at.latent = at.partial + attn_in_splits(g, kAttnInA, grid) * rows * attn_in_rows_a(g);
   at.latent_squares = at.latent + rows * (g.lora / 2);
   at.total_words = (at.latent_squares + rows * (g.lora / kPieceColumns) + 3) / 4 * 4;
   return at;
 }
 SGL_ABI_FUNCTION SliceSmem attn_in_smem(const AttnInGeometry& g, int32_t rows) {
-  const int32_t a = attn_in_panel_k(g, kAttnInA), b = attn_in_panel_k(g, kAttnInB);
-  return slice_smem(rows, a > b ? a : b);
+  return slice_smem(rows, attn_in_panel_k(g), false);
 }
 
 struct AttentionInParams {
@@ -125,7 +118,7 @@ struct AttentionInParams {
   bf16* q;              // [rows, heads, kHeadDim]: rotated
   uint64_t* trace;      // [grid, kNumAttnInPoints] of timer_ns, or null
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
-  int32_t generation_words;  // a multiple of 4, at least attn_in_handover(geometry, rows).total_words
+  int32_t generation_words;  // a multiple of 4, at least attn_in_handover(geometry, rows, grid).total_words
   SliceState* state;
   FaultRecord* fault;   // host-visible
 };

@@ -14,7 +14,6 @@ constexpr int32_t kAttnOutMaxPanel = 4096;                  // columns of the pa
 constexpr int32_t kAttnOutMaxLatent = 8192;
 constexpr int32_t kAttnOutMixerWarp = kNumConsumerWarps + 1;
 constexpr int32_t kAttnOutThreads = (kNumConsumerWarps + 2) * 32;  // consumers first, then the producer and the mixer
-static_assert(kMoeSharedCost == 2, "moe_routed_share weighs units of bf16 beside units of FP8 of as many columns");
 
 // What blocks stream weights for, in this order.
 enum AttnOutOp : int32_t { kAttnOutA = 0, kAttnOutB = 1, kNumAttnOutOps = 2 };
@@ -58,19 +57,17 @@ SGL_ABI_FUNCTION int32_t attn_out_panel_k(int32_t rows) {
 }
 
 SGL_ABI_FUNCTION int32_t attn_out_k(const AttnOutGeometry& g, AttnOutOp op) { return op == kAttnOutA ? attn_out_group_k(g) : attn_out_latent(g); }
-SGL_ABI_FUNCTION int32_t attn_out_splits(const AttnOutGeometry& g, AttnOutOp op, int32_t rows) {
-  return moe_ceil_div(attn_out_k(g, op), attn_out_panel_k(rows));
+// Of wo_a as many as there are panels, of wo_b as many as keep the blocks busy.
+SGL_ABI_FUNCTION int32_t attn_out_splits(const AttnOutGeometry& g, AttnOutOp op, int32_t rows, int32_t grid) {
+  return op == kAttnOutA ? moe_ceil_div(attn_out_group_k(g), attn_out_panel_k(rows)) : tall_splits(g.hidden, attn_out_latent(g), grid);
 }
-// Units that have the same panel, tiles of 16 rows each; panels.
-SGL_ABI_FUNCTION int32_t attn_out_tiles(const AttnOutGeometry& g, AttnOutOp op) { return (op == kAttnOutA ? g.lora : g.hidden) / kTileRows; }
-SGL_ABI_FUNCTION int32_t attn_out_panels(const AttnOutGeometry& g, AttnOutOp op, int32_t rows) {
-  return attn_out_splits(g, op, rows) * (op == kAttnOutA ? g.groups : 1);
+// Units that have the same columns: of wo_a, of a group, tiles of 16 rows, of wo_b of kTallRows.
+SGL_ABI_FUNCTION int32_t attn_out_tiles(const AttnOutGeometry& g, AttnOutOp op) {
+  return op == kAttnOutA ? g.lora / kTileRows : g.hidden / kTallRows;
 }
-// A block's units. A unit of bf16 costs two of FP8: the sums of both ops are even (moe_routed_share).
+// A block's units.
 SGL_ABI_FUNCTION TileRange attn_out_share(const AttnOutGeometry& g, AttnOutOp op, int32_t rows, int32_t block, int32_t grid) {
-  const int32_t first = attn_out_tiles(g, kAttnOutA) * attn_out_panels(g, kAttnOutA, rows);
-  if (op == kAttnOutA) return even_share(first, block, grid);
-  return moe_routed_share(attn_out_tiles(g, kAttnOutB) * attn_out_panels(g, kAttnOutB, rows), first, block, grid);
+  return even_share(attn_out_tiles(g, op) * attn_out_splits(g, op, rows, grid) * (op == kAttnOutA ? g.groups : 1), block, grid);
 }
 SGL_ABI_FUNCTION int32_t attn_out_mix_units(const AttnOutGeometry& g) { return kStreams * g.hidden / kMixColumns; }
 
@@ -84,21 +81,21 @@ struct AttnOutHandover {
   int32_t squares;       // [rows, hidden / 128] fp32
   int32_t total_words;
 };
-SGL_ABI_FUNCTION AttnOutHandover attn_out_handover(const AttnOutGeometry& g, int32_t rows) {
+SGL_ABI_FUNCTION AttnOutHandover attn_out_handover(const AttnOutGeometry& g, int32_t rows, int32_t grid) {
   AttnOutHandover at{};
-  const int32_t splits = attn_out_splits(g, kAttnOutA, rows), latent = attn_out_latent(g);
+  const int32_t splits = attn_out_splits(g, kAttnOutA, rows, grid), latent = attn_out_latent(g);
   at.coefficients = at.mix + attn_out_mix_units(g) * rows * kMixWords;
   at.partial = at.coefficients + rows * kMixes;
   at.latent = at.partial + (splits > 1 ? splits * rows * latent : 0);
   at.output = at.latent + rows * (latent / 2);
-  at.squares = at.output + attn_out_splits(g, kAttnOutB, rows) * rows * g.hidden;
+  at.squares = at.output + attn_out_splits(g, kAttnOutB, rows, grid) * rows * g.hidden;
   at.total_words = (at.squares + rows * (g.hidden / 128) + 3) / 4 * 4;
   return at;
 }
 
 SGL_ABI_FUNCTION SliceSmem attn_out_smem(const AttnOutGeometry& g, int32_t rows) {
   const int32_t widest = attn_out_group_k(g) > attn_out_latent(g) ? attn_out_group_k(g) : attn_out_latent(g), most = attn_out_panel_k(rows);
-  return slice_smem(rows, most < widest ? most : widest);
+  return slice_smem(rows, most < widest ? most : widest, true);
 }
 
 struct AttentionOutParams {
@@ -131,7 +128,7 @@ struct AttentionOutParams {
   float* coefficients;  // [rows, kMixes], or null
   uint64_t* trace;      // [grid, kNumAttnOutPoints] of timer_ns, or null
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
-  int32_t generation_words;  // a multiple of 4, at least attn_out_handover(geometry, rows).total_words
+  int32_t generation_words;  // a multiple of 4, at least attn_out_handover(geometry, rows, grid).total_words
   SliceState* state;
   FaultRecord* fault;   // host-visible
 };

@@ -1,4 +1,5 @@
-// How the weight ring reads a matrix: one asynchronous copy brings a stage, kTileRows rows by stage_k columns.
+// How the weight ring reads a matrix: one asynchronous copy brings a stage, kTileRows rows by stage_k columns, or of a tall one kTallRows rows by one
+// chunk.
 #pragma once
 #include <cstdint>
 
@@ -8,6 +9,7 @@ namespace sgl_lowlatency::abi {
 
 constexpr int32_t kChunkBytes = 128;  // of a row of one chunk of a stage: the span of the swizzle
 constexpr int32_t kStageChunks = kStageBytes / kTileRows / kChunkBytes;
+constexpr int32_t kTallRows = kTileRows * kStageChunks;  // of a tall stage: chunk c has rows 16 c .. 16 c + 15 of the same columns
 constexpr int32_t kStageAlignment = 1024;  // bytes; the swizzle repeats after eight rows of a chunk
 
 // Columns of one chunk: 64 of bf16, 128 of FP8.
@@ -22,6 +24,7 @@ struct WeightMatrix {
   int32_t k_extent;  // a multiple of chunk_k
   int32_t num_parts;
   int32_t element_bytes;
+  int32_t is_tall;  // not 0: stages are tall; of one part, num_rows a multiple of kTallRows
 };
 
 SGL_ABI_FUNCTION int32_t tile_parts(int32_t num_parts) { return num_parts == 1 ? 1 : 2; }

@@ -1,12 +1,15 @@
 // The consumers of an attention_in block: pieces of rows in front of, between and behind its two products.
 #pragma once
 #include "sgl_lowlatency/stages/kv_row.hpp"
-#include "sgl_lowlatency/stages/slice_op.hpp"
+#include "sgl_lowlatency/stages/slice_launch.hpp"
 #include "sgl_lowlatency/stages/split_sums.hpp"
+#include "sgl_lowlatency/stages/tall_op.hpp"
 
 namespace sgl_lowlatency::stages {
 
-constexpr int32_t kAttnInBatch = 4;  // vectors that a thread asks for at a time
+constexpr int32_t kAttnInBatch = 4;   // vectors that a thread asks for at a time
+constexpr int32_t kJoinBatch = 10;    // splits of wqkv_a likewise: 9 of 132 blocks, 10 of 148
+constexpr int32_t kKeysBatch = 2;     // the same where a lane has four vectors of a split
 
 // Hands over a lane's four values of a piece, rounded, and with lane 0 the sum of the piece's squares. Entry: all lanes of a warp.
 SGL_DEVICE void publish_piece(uint32_t* pairs, uint32_t* squares, int32_t width, int32_t row, int32_t piece, const float (&values)[4]) {
@@ -59,9 +62,9 @@ SGL_DEVICE uint32_t normed_pair(uint32_t pair, float factor, uint32_t weight) {
 
 // Columns [k0, k1) of a vector of each row, normed, as soon as they are there. has_factors: SliceShared::factors are this vector's already.
 // Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
-SGL_DEVICE void load_normed_panel(const AttentionInParams& p, const SliceShared& s, const NormedWords& of, const SliceUnit& unit, bool has_factors) {
+SGL_DEVICE void load_normed_panel(const AttentionInParams& p, const SliceShared& s, const NormedWords& of, int32_t k0, int32_t k1, bool has_factors) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
-  const int32_t width = (unit.k1 - unit.k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
+  const int32_t width = (k1 - k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
   if (!has_factors) {
 SGL_NO_UNROLL
     for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
@@ -74,13 +77,13 @@ SGL_NO_UNROLL
   for (int32_t first = dialect::thread_idx(); first < total; first += kAttnInBatch * kConsumerThreads) {
     uint32_t values[kAttnInBatch][4];
     const auto number = [&](int32_t i) { return first + i * kConsumerThreads; };
-    const auto index = [&](int32_t i) { return number(i) / width * (of.width / 2) + unit.k0 / 2 + number(i) % width * 4; };
+    const auto index = [&](int32_t i) { return number(i) / width * (of.width / 2) + k0 / 2 + number(i) % width * 4; };
     await_vectors(fault_sink(p), of.pairs_edge, of.pairs, [&](int32_t i) { return number(i) < total; }, index, values);
 SGL_UNROLL
     for (int32_t i = 0; i < kAttnInBatch; ++i) {
       if (number(i) >= total) continue;
       const int32_t row = number(i) / width, v = number(i) % width;
-      const Vec16 weight = dialect::load_constant(reinterpret_cast<const Vec16*>(of.weight + unit.k0) + v);
+      const Vec16 weight = dialect::load_constant(reinterpret_cast<const Vec16*>(of.weight + k0) + v);
 SGL_UNROLL
       for (int32_t j = 0; j < 4; ++j) values[i][j] = normed_pair(values[i][j], s.factors()[row], weight.w[j]);
       store_panel_vector<1>(s.panel() + row * pitch, v, values[i]);
@@ -89,15 +92,10 @@ SGL_UNROLL
   sync_consumers();
 }
 
-// One split's sums of a tile of wqkv_a. Entry: all consumer threads, this one being number nth (run_slice_op).
-SGL_DEVICE void finish_qkv_tile(const AttentionInParams& p, const AttnInWords& words, const SliceUnit& unit, const float* scratch, int32_t nth) {
-  const int32_t m = nth % 8 * 2, width = abi::attn_in_rows_a(p.geometry);
-SGL_NO_UNROLL
-  for (int32_t n = nth / 8; n < p.rows; n += kConsumerThreads / 8) {
-    const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
-    uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
-    sync::publish(words.partial() + (static_cast<int64_t>(unit.split) * p.rows + n) * width + unit.row + m, word);
-  }
+// Two sums of one split of wqkv_a.
+SGL_DEVICE void hand_over_qkv(const AttentionInParams& p, const AttnInWords& words, const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) {
+  uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
+  sync::publish(words.partial() + (static_cast<int64_t>(unit.split) * p.rows + n) * abi::attn_in_rows_a(p.geometry) + unit.row + m, word);
 }
 
 // The queries' latent rows: sums over splits. Entry: all consumer threads.
@@ -105,8 +103,8 @@ SGL_DEVICE void join_queries(const AttentionInParams& p, const AttnInWords& word
   const int32_t lane = dialect::thread_idx() % 32, width = abi::attn_in_rows_a(p.geometry);
   visit_pieces(p.rows, p.geometry.lora, [&](int32_t row, int32_t piece) {
     float sum[4];
-    await_split_sums(fault_sink(p), abi::kAttnInEdgePartial, words.partial(), row * width + piece * abi::kPieceColumns + lane * 4, p.rows * width,
-                     abi::attn_in_splits(p.geometry), sum);
+    await_split_sums<kJoinBatch>(fault_sink(p), abi::kAttnInEdgePartial, words.partial(), row * width + piece * abi::kPieceColumns + lane * 4,
+                                 p.rows * width, attn_in_splits(p, abi::kAttnInA), sum);
     publish_piece(words.latent(), words.latent_squares(), p.geometry.lora, row, piece, sum);
   });
 }
@@ -119,38 +117,30 @@ SGL_DEVICE Float2 turn_of(const AttentionInParams& p, const SliceShared& s, int3
   return {dialect::load_constant(at), dialect::load_constant(at + 1)};
 }
 
-// A tile of the queries, rounded, and where it has a head's last values rotated and rounded again. Entry: as finish_qkv_tile.
-SGL_DEVICE void finish_query_tile(const AttentionInParams& p, const SliceShared& s, const SliceUnit& unit, const float* scratch, int32_t nth) {
-  const int32_t m = nth % 8 * 2, column = unit.row + m, rotated = column % abi::kHeadDim - (abi::kHeadDim - abi::kHeadRope);
-SGL_NO_UNROLL
-  for (int32_t n = nth / 8; n < p.rows; n += kConsumerThreads / 8) {
-    const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
-    uint32_t pair = pack_bf16(y.x, y.y);
-    if (rotated >= 0) {
-      const Float2 turn = turn_of(p, s, n, rotated / 2);
-      const float a = low_float(pair), b = high_float(pair);
-      pair = pack_bf16(a * turn.x - b * turn.y, a * turn.y + b * turn.x);
-    }
-    dialect::store_plain(reinterpret_cast<uint32_t*>(p.q + static_cast<int64_t>(n) * p.q_stride + column), pair);
+// Two values of the queries, rounded, and of a head's last values rotated and rounded again.
+SGL_DEVICE void store_queries(const AttentionInParams& p, const SliceShared& s, const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) {
+  const int32_t column = unit.row + m, rotated = column % abi::kHeadDim - (abi::kHeadDim - abi::kHeadRope);
+  uint32_t pair = pack_bf16(y.x, y.y);
+  if (rotated >= 0) {
+    const Float2 turn = turn_of(p, s, n, rotated / 2);
+    const float a = low_float(pair), b = high_float(pair);
+    pair = pack_bf16(a * turn.x - b * turn.y, a * turn.y + b * turn.x);
   }
+  dialect::store_plain(reinterpret_cast<uint32_t*>(p.q + static_cast<int64_t>(n) * p.q_stride + column), pair);
 }
 
-// A row's keys: sums over splits, rounded, normed, rotated and stored. Entry: all lanes of a consumer warp.
+// A row's keys: sums over splits, rounded, normed, rotated and stored. Entry: all lanes of a warp.
 SGL_DEVICE void write_kv_row(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, int32_t row) {
   const int32_t lane = dialect::thread_idx() % 32, width = abi::attn_in_rows_a(p.geometry);
   int32_t slot = dialect::load_plain(p.slots + row);
   if (dialect::planted(dialect::Planted::kOffByOnePage)) slot = (slot + 1) % (p.num_pages * p.page_size);
   float values[16], squares = 0.0f;
+  await_split_sums<kKeysBatch>(fault_sink(p), abi::kAttnInEdgePartial, words.partial(), row * width + p.geometry.lora + lane * 16, p.rows * width,
+                               attn_in_splits(p, abi::kAttnInA), values);
 SGL_UNROLL
-  for (int32_t v = 0; v < 4; ++v) {
-    float sum[4];
-    await_split_sums(fault_sink(p), abi::kAttnInEdgePartial, words.partial(), row * width + p.geometry.lora + lane * 16 + v * 4, p.rows * width,
-                     abi::attn_in_splits(p.geometry), sum);
-SGL_UNROLL
-    for (int32_t i = 0; i < 4; ++i) {
-      values[v * 4 + i] = dialect::to_float(dialect::to_bf16(sum[i]));
-      squares += values[v * 4 + i] * values[v * 4 + i];
-    }
+  for (int32_t i = 0; i < 16; ++i) {
+    values[i] = dialect::to_float(dialect::to_bf16(values[i]));
+    squares += values[i] * values[i];
   }
   dialect::sync_warp();
 SGL_UNROLL
@@ -181,41 +171,59 @@ SGL_UNROLL
   store_kv_row(p, slot, values);
 }
 
-// What others read of a vector that was handed over in pieces: normed, in `to`. Entry: all consumer threads.
+// What others read of a vector that was handed over in pieces: normed, in `to`. A lane has eight values of a row at a time. Entry: all lanes of the rows'
+// warp.
 SGL_DEVICE void store_normed(const AttentionInParams& p, const NormedWords& of, bf16* to) {
-  const int32_t lane = dialect::thread_idx() % 32;
-  visit_pieces(p.rows, of.width, [&](int32_t row, int32_t piece) {
-    const int32_t column = piece * abi::kPieceColumns + lane * 4;
+  constexpr int32_t kLaneColumns = 8, kWarpColumns = 32 * kLaneColumns;
+  const int32_t lane = dialect::thread_idx() % 32, parts = (of.width + kWarpColumns - 1) / kWarpColumns;
+SGL_NO_UNROLL
+  for (int32_t i = dialect::block_idx(); i < p.rows * parts; i += dialect::grid_dim()) {
+    const int32_t row = i / parts, column = i % parts * kWarpColumns + lane * kLaneColumns;
     const int64_t at = (static_cast<int64_t>(row) * of.width + column) / 2;
     const float factor = await_factor(p, of, row);
-    uint32_t pair[2];
-    dialect::load_words(pair, of.pairs + at);  // this warp's own
+    uint32_t pairs[1][4];
+    await_vectors(fault_sink(p), of.pairs_edge, of.pairs, [&](int32_t) { return column < of.width; }, [&](int32_t) { return at; }, pairs);
+    if (column >= of.width) continue;
+    const Vec16 weight = dialect::load_constant(reinterpret_cast<const Vec16*>(of.weight + column));
+    Vec16 normed;
 SGL_UNROLL
-    for (int32_t i = 0; i < 2; ++i) {
-      const uint32_t weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(of.weight + column) + i);
-      dialect::store_plain(reinterpret_cast<uint32_t*>(to) + at + i, normed_pair(pair[i], factor, weight));
-    }
-  });
+    for (int32_t j = 0; j < 4; ++j) normed.w[j] = normed_pair(pairs[0][j], factor, weight.w[j]);
+    dialect::store_plain(reinterpret_cast<Vec16*>(to + static_cast<int64_t>(row) * of.width + column), normed);
+  }
+}
+
+// What nothing in the launch waits for, beside wq_b's stream: x, the rows of keys, which the last blocks have, and q_lora, in the order in which they can
+// be made; then it clears words. Entry: all lanes of the rows' warp.
+SGL_DEVICE void write_rows(const AttentionInParams& p, const SliceShared& s) {
+  const AttnInWords words = attn_in_words(p, s);
+  store_normed(p, normed_x(p, words), p.x);
+SGL_NO_UNROLL
+  for (int32_t row = dialect::grid_dim() - 1 - dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) write_kv_row(p, s, words, row);
+  store_normed(p, normed_latent(p, words), p.q_lora);
+  clear_slice_words(p, s, dialect::thread_idx() % 32, 32);
 }
 
 // Entry: all consumer threads.
 template <int32_t kNTiles>
 SGL_DEVICE void run_qkv(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, SliceConsumer& state) {
   bool has_factors = false;
-  run_slice_op<1, kNTiles>(
-      fault_sink(p), s, p.rows, abi::kAttnInA, attn_in_own(p, abi::kAttnInA), [&](int32_t i) { return attn_in_unit(p, abi::kAttnInA, i); },
-      [&](const SliceUnit& unit) {
-        load_normed_panel(p, s, normed_x(p, words), unit, has_factors);
+  run_tall_op<kNTiles>(
+      fault_sink(p), s, p.rows, abi::kAttnInA, p.scales[abi::kAttnInA], p.geometry.hidden / abi::kSliceScaleBlock, attn_in_own(p, abi::kAttnInA),
+      [&](int32_t i) { return attn_in_unit(p, abi::kAttnInA, i); },
+      [&](int32_t k0, int32_t k1) {
+        load_normed_panel(p, s, normed_x(p, words), k0, k1, has_factors);
         has_factors = true;
       },
-      [&](const SliceUnit& unit, const float* scratch, int32_t nth) { finish_qkv_tile(p, words, unit, scratch, nth); }, state);
+      [&](const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) { hand_over_qkv(p, words, unit, n, m, y); }, state);
 }
 template <int32_t kNTiles>
 SGL_DEVICE void run_queries(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, SliceConsumer& state) {
-  run_slice_op<1, kNTiles>(
-      fault_sink(p), s, p.rows, abi::kAttnInB, attn_in_own(p, abi::kAttnInB), [&](int32_t i) { return attn_in_unit(p, abi::kAttnInB, i); },
-      [&](const SliceUnit& unit) { load_normed_panel(p, s, normed_latent(p, words), unit, false); },
-      [&](const SliceUnit& unit, const float* scratch, int32_t nth) { finish_query_tile(p, s, unit, scratch, nth); }, state);
+  sync_consumers();  // everybody has read wqkv_a's panel and factors
+  run_tall_op<kNTiles>(
+      fault_sink(p), s, p.rows, abi::kAttnInB, p.scales[abi::kAttnInB], p.geometry.lora / abi::kSliceScaleBlock, attn_in_own(p, abi::kAttnInB),
+      [&](int32_t i) { return attn_in_unit(p, abi::kAttnInB, i); },
+      [&](int32_t k0, int32_t k1) { load_normed_panel(p, s, normed_latent(p, words), k0, k1, false); },
+      [&](const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) { store_queries(p, s, unit, n, m, y); }, state);
 }
 
 }  // namespace sgl_lowlatency::stages

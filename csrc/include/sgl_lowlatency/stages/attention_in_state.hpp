@@ -22,17 +22,19 @@ struct AttnInWords {
 };
 // Entry: behind the barrier that publishes the block's state.
 SGL_DEVICE AttnInWords attn_in_words(const AttentionInParams& p, const SliceShared& s) {
-  return {abi::attn_in_handover(p.geometry, p.rows), p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
+  return {abi::attn_in_handover(p.geometry, p.rows, dialect::grid_dim()), p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
 }
 
-// Unit number i of an op. wqkv_a has a panel for each split of K, wq_b one.
+SGL_DEVICE int32_t attn_in_splits(const AttentionInParams& p, AttnInOp op) { return abi::attn_in_splits(p.geometry, op, dialect::grid_dim()); }
+
+// Unit number i of an op: tile i % tiles of split i / tiles.
 SGL_DEVICE SliceUnit attn_in_unit(const AttentionInParams& p, AttnInOp op, int32_t number) {
   SliceUnit unit{};
-  const int32_t tiles = (op == abi::kAttnInA ? abi::attn_in_rows_a(p.geometry) : p.geometry.heads * abi::kHeadDim) / abi::kTileRows;
-  unit.panel = unit.split = number / tiles;
-  unit.row = number % tiles * abi::kTileRows;
-  unit.k0 = unit.split * abi::kAttnInPanel;
-  unit.k1 = op == abi::kAttnInB ? p.geometry.lora : min_int(unit.k0 + abi::kAttnInPanel, p.geometry.hidden);
+  const int32_t tiles = abi::attn_in_num_rows(p.geometry, op) / abi::kTallRows, k = abi::attn_in_k(p.geometry, op), splits = attn_in_splits(p, op);
+  unit.split = number / tiles;
+  unit.row = number % tiles * abi::kTallRows;
+  unit.k0 = abi::tall_split_begin(k, splits, unit.split);
+  unit.k1 = abi::tall_split_begin(k, splits, unit.split + 1);
   return unit;
 }
 SGL_DEVICE abi::TileRange attn_in_own(const AttentionInParams& p, AttnInOp op) {

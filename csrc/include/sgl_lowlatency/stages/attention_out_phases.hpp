@@ -3,6 +3,7 @@
 #include "sgl_lowlatency/stages/attention_out_state.hpp"
 #include "sgl_lowlatency/stages/slice_op.hpp"
 #include "sgl_lowlatency/stages/split_sums.hpp"
+#include "sgl_lowlatency/stages/tall_op.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -56,14 +57,14 @@ SGL_UNROLL
 }
 
 // Columns [k0, k1) of the latent rows, as soon as they are there. Entry and end: as load_heads_panel.
-SGL_DEVICE void load_latent_panel(const AttentionOutParams& p, const SliceShared& s, const AttnOutWords& words, const SliceUnit& unit) {
-  const int32_t width = (unit.k1 - unit.k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
+SGL_DEVICE void load_latent_panel(const AttentionOutParams& p, const SliceShared& s, const AttnOutWords& words, int32_t k0, int32_t k1) {
+  const int32_t width = (k1 - k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
   const int32_t row_words = abi::attn_out_latent(p.geometry) / 2;
 SGL_NO_UNROLL
   for (int32_t first = dialect::thread_idx(); first < total; first += kAttnOutBatch * kConsumerThreads) {
     uint32_t values[kAttnOutBatch][4];
     const auto number = [&](int32_t i) { return first + i * kConsumerThreads; };
-    const auto index = [&](int32_t i) { return number(i) / width * row_words + unit.k0 / 2 + number(i) % width * 4; };
+    const auto index = [&](int32_t i) { return number(i) / width * row_words + k0 / 2 + number(i) % width * 4; };
     await_vectors(fault_sink(p), abi::kAttnOutEdgeLatent, words.latent(), [&](int32_t i) { return number(i) < total; }, index, values);
 SGL_UNROLL
     for (int32_t i = 0; i < kAttnOutBatch; ++i) {
@@ -73,42 +74,46 @@ SGL_UNROLL
   sync_consumers();
 }
 
-// Adds up the warps' parts of a tile, in their order, and hands it over: of wo_a pairs of bf16, or one split's sums of it; of wo_b one split's sums.
+// Adds up the warps' parts of a tile of wo_a, in their order, and hands it over: pairs of bf16, or one split's sums of it.
 // Entry: all consumer threads, this one being number nth (run_slice_op).
-template <AttnOutOp kOp>
-SGL_DEVICE void finish_attn_out_tile(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, const float* scratch,
-                                     int32_t nth) {
-  const int32_t m = nth % 8 * 2, column = unit.row + m;
-  const int32_t width = kOp == abi::kAttnOutA ? abi::attn_out_latent(p.geometry) : p.geometry.hidden;
-  const bool is_whole = kOp == abi::kAttnOutA && abi::attn_out_splits(p.geometry, kOp, p.rows) == 1;
+SGL_DEVICE void finish_latent_tile(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, const float* scratch, int32_t nth) {
+  const int32_t m = nth % 8 * 2, column = unit.row + m, width = abi::attn_out_latent(p.geometry);
+  const bool is_whole = attn_out_splits(p, abi::kAttnOutA) == 1;
 SGL_NO_UNROLL
   for (int32_t n = nth / 8; n < p.rows; n += kConsumerThreads / 8) {
     const Float2 y = slice_tile_sum(scratch, p.rows, n, m);
-    if (dialect::planted(dialect::Planted::kWithheldSignal) && kOp == abi::kAttnOutA && unit.row == 0) continue;
+    if (dialect::planted(dialect::Planted::kWithheldSignal) && unit.row == 0) continue;
     if (is_whole) {
       uint32_t word[1] = {pack_bf16(y.x, y.y)};
       sync::publish(words.latent() + (n * width + column) / 2, word);
     } else {
       uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
-      uint32_t* const to = kOp == abi::kAttnOutA ? words.partial() : words.output();
-      sync::publish(to + (static_cast<int64_t>(unit.split) * p.rows + n) * width + column, word);
+      sync::publish(words.partial() + (static_cast<int64_t>(unit.split) * p.rows + n) * width + column, word);
     }
   }
 }
 
+// Two sums of one split of wo_b.
+SGL_DEVICE void hand_over_output(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) {
+  uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
+  sync::publish(words.output() + (static_cast<int64_t>(unit.split) * p.rows + n) * p.geometry.hidden + unit.row + m, word);
+}
+
 // Entry: all consumer threads.
-template <AttnOutOp kOp, int32_t kNTiles>
-SGL_DEVICE void run_attn_out_op(const AttentionOutParams& p, const SliceShared& s, const AttnOutWords& words, SliceConsumer& state) {
-  run_slice_op<kOp == abi::kAttnOutA ? 2 : 1, kNTiles>(
-      fault_sink(p), s, p.rows, kOp, attn_out_units(p, kOp), [&](int32_t i) { return attn_out_unit(p, kOp, i); },
-      [&](const SliceUnit& unit) {
-        if (kOp == abi::kAttnOutA) {
-          load_heads_panel(p, s, unit);
-        } else {
-          load_latent_panel(p, s, words, unit);
-        }
-      },
-      [&](const SliceUnit& unit, const float* scratch, int32_t nth) { finish_attn_out_tile<kOp>(p, words, unit, scratch, nth); }, state);
+template <int32_t kNTiles>
+SGL_DEVICE void run_latent(const AttentionOutParams& p, const SliceShared& s, const AttnOutWords& words, SliceConsumer& state) {
+  run_slice_op<kNTiles>(
+      fault_sink(p), s, p.rows, abi::kAttnOutA, attn_out_own(p, abi::kAttnOutA), [&](int32_t i) { return attn_out_unit_a(p, i); },
+      [&](const SliceUnit& unit) { load_heads_panel(p, s, unit); },
+      [&](const SliceUnit& unit, const float* scratch, int32_t nth) { finish_latent_tile(p, words, unit, scratch, nth); }, state);
+}
+template <int32_t kNTiles>
+SGL_DEVICE void run_output(const AttentionOutParams& p, const SliceShared& s, const AttnOutWords& words, SliceConsumer& state) {
+  sync_consumers();  // everybody has read wo_a's panel
+  run_tall_op<kNTiles>(
+      fault_sink(p), s, p.rows, abi::kAttnOutB, p.scales, abi::attn_out_latent(p.geometry) / abi::kSliceScaleBlock, attn_out_own(p, abi::kAttnOutB),
+      [&](int32_t i) { return attn_out_unit_b(p, i); }, [&](int32_t k0, int32_t k1) { load_latent_panel(p, s, words, k0, k1); },
+      [&](const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) { hand_over_output(p, words, unit, n, m, y); }, state);
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -23,22 +23,36 @@ struct AttnOutWords {
 };
 // Entry: behind the barrier that publishes the block's state.
 SGL_DEVICE AttnOutWords attn_out_words(const AttentionOutParams& p, const SliceShared& s) {
-  return {abi::attn_out_handover(p.geometry, p.rows), p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
+  return {abi::attn_out_handover(p.geometry, p.rows, dialect::grid_dim()), p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
 }
 
-// Unit number i of an op: tile i % tiles of panel i / tiles. wo_a has a panel for each split of K of each group, wo_b for each split.
-SGL_DEVICE SliceUnit attn_out_unit(const AttentionOutParams& p, AttnOutOp op, int32_t number) {
-  const int32_t tiles = abi::attn_out_tiles(p.geometry, op), splits = abi::attn_out_splits(p.geometry, op, p.rows);
+SGL_DEVICE int32_t attn_out_splits(const AttentionOutParams& p, AttnOutOp op) {
+  return abi::attn_out_splits(p.geometry, op, p.rows, dialect::grid_dim());
+}
+
+// Unit number i of wo_a: tile i % tiles of panel i / tiles, a panel for each split of K of each group.
+SGL_DEVICE SliceUnit attn_out_unit_a(const AttentionOutParams& p, int32_t number) {
+  const int32_t tiles = abi::attn_out_tiles(p.geometry, abi::kAttnOutA), splits = attn_out_splits(p, abi::kAttnOutA);
   SliceUnit unit{};
   unit.panel = number / tiles;
   unit.group = unit.panel / splits;
   unit.split = unit.panel % splits;
   unit.row = unit.group * p.geometry.lora + number % tiles * abi::kTileRows;
   unit.k0 = unit.split * p.shared.panel_k;
-  unit.k1 = min_int(unit.k0 + p.shared.panel_k, abi::attn_out_k(p.geometry, op));
+  unit.k1 = min_int(unit.k0 + p.shared.panel_k, abi::attn_out_k(p.geometry, abi::kAttnOutA));
   return unit;
 }
-SGL_DEVICE abi::TileRange attn_out_units(const AttentionOutParams& p, AttnOutOp op) {
+// Of wo_b: tile i % tiles of split i / tiles.
+SGL_DEVICE SliceUnit attn_out_unit_b(const AttentionOutParams& p, int32_t number) {
+  const int32_t tiles = abi::attn_out_tiles(p.geometry, abi::kAttnOutB), splits = attn_out_splits(p, abi::kAttnOutB), k = abi::attn_out_latent(p.geometry);
+  SliceUnit unit{};
+  unit.split = number / tiles;
+  unit.row = number % tiles * abi::kTallRows;
+  unit.k0 = abi::tall_split_begin(k, splits, unit.split);
+  unit.k1 = abi::tall_split_begin(k, splits, unit.split + 1);
+  return unit;
+}
+SGL_DEVICE abi::TileRange attn_out_own(const AttentionOutParams& p, AttnOutOp op) {
   return abi::attn_out_share(p.geometry, op, p.rows, dialect::block_idx(), dialect::grid_dim());
 }
 

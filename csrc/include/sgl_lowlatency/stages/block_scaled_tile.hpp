@@ -10,23 +10,22 @@ namespace sgl_lowlatency::stages {
 // the factor that decodes the weights, exactly.
 template <int32_t kNTiles>
 struct BlockScaledTile {
-  static constexpr int32_t kSums = DraftTile<kNTiles>::kSums;
+  static constexpr int32_t kSums = DraftTile<kNTiles>::kSums, kFactors = abi::chunk_k(1) / abi::kSliceScaleBlock;
   float c[kNTiles][kSums][4] = {};
 
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return kSums == 2 ? c[t][0][i] + c[t][kSums - 1][i] : c[t][0][i]; }
 
-  // scales: of the chunk's blocks. row_of(row): where the lane reads that row of the activations, at the chunk's first column (PanelRow).
+  // factors: fp8_factor of the chunk's blocks of columns. row_of(row): where the lane reads that row of the activations, at the chunk's first column (PanelRow).
   // Entry: all lanes; the stage is full.
   template <class RowOf>
-  SGL_DEVICE void multiply(const char* stage, int32_t chunk, int32_t lane, const float* scales, const RowOf& row_of) {
-    constexpr int32_t kPairs = abi::chunk_k(1) / 32;
+  SGL_DEVICE void multiply(const char* stage, int32_t chunk, int32_t lane, const uint32_t (&factors)[kFactors], const RowOf& row_of) {
+    constexpr int32_t kPairs = kFactors;
     static_assert(abi::kSliceScaleBlock == 32, "a step has one scale");
     const char* const weights = stage + abi::stage_offset(chunk, 0, 0);
     const int32_t a_lane = abi::stage_offset(0, lane % 16, lane / 16);  // of the first two k16 steps; their number is xored in
 SGL_UNROLL
     for (int32_t pair = 0; pair < kPairs; ++pair) {
-      const int32_t block = dialect::planted(dialect::Planted::kWrongScaleBlock) ? (pair + 1) % kPairs : pair;
-      const uint32_t factor = fp8_factor(scales[block]);
+      const uint32_t factor = factors[dialect::planted(dialect::Planted::kWrongScaleBlock) ? (pair + 1) % kPairs : pair];
       uint32_t raw[4], a0[4], a1[4];
       dialect::ldmatrix_x4(raw, weights + (a_lane ^ pair * 32));
 SGL_UNROLL

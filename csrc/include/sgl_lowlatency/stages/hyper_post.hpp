@@ -12,7 +12,7 @@ namespace sgl_lowlatency::stages {
 
 // The latent rows of several splits of K: sums, rounded. Entry: all consumer threads.
 SGL_DEVICE void join_latent(const AttentionOutParams& p, const AttnOutWords& words) {
-  const int32_t splits = abi::attn_out_splits(p.geometry, abi::kAttnOutA, p.rows), latent = abi::attn_out_latent(p.geometry);
+  const int32_t splits = attn_out_splits(p, abi::kAttnOutA), latent = abi::attn_out_latent(p.geometry);
   if (splits == 1) return;
   const int32_t lane = dialect::thread_idx() % 32;
   visit_pieces(p.rows, latent, [&](int32_t row, int32_t piece) {
@@ -46,7 +46,7 @@ SGL_UNROLL
   }
   await_coefficients(p, words, row, c);
   await_split_sums(fault_sink(p), abi::kAttnOutEdgeOutput, words.output(), row * hidden + column, p.rows * hidden,
-                   abi::attn_out_splits(p.geometry, abi::kAttnOutB, p.rows), y);
+                   attn_out_splits(p, abi::kAttnOutB), y);
 SGL_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
     y[i] = dialect::to_float(dialect::to_bf16(y[i]));

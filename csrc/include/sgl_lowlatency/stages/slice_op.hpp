@@ -1,8 +1,6 @@
-// The consumers' part of one product of a slice: rows times the block's units of a matrix, K split over the eight warps.
+// The consumers' part of a bf16 product of a slice: rows times the block's units of a matrix, K split over the eight warps.
 #pragma once
-#include <type_traits>
-
-#include "sgl_lowlatency/stages/block_scaled_tile.hpp"
+#include "sgl_lowlatency/stages/draft_tile.hpp"
 #include "sgl_lowlatency/stages/slice_state.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -26,11 +24,10 @@ SGL_UNROLL
 // than once in a while. At the end of unit i a warp awaits that all have delivered i - 1, stores its part of i, finishes i - 1, and delivers i. The
 // half of scratch that takes i is free then: who delivered i - 1 had finished i - 2.
 // Entry: all consumer threads.
-template <int32_t kElementBytes, int32_t kNTiles, class UnitOf, class Load, class Finish>
+template <int32_t kNTiles, class UnitOf, class Load, class Finish>
 SGL_DEVICE void run_slice_op(sync::FaultSink sink, const SliceShared& s, int32_t rows, int32_t op, const abi::TileRange& own, const UnitOf& unit_of,
                              const Load& load, const Finish& finish, SliceConsumer& state) {
-  constexpr int32_t kStageK = abi::stage_k(kElementBytes), kChunkK = abi::chunk_k(kElementBytes);
-  using Tile = std::conditional_t<kElementBytes == 2, DraftTile<kNTiles>, BlockScaledTile<kNTiles>>;
+  constexpr int32_t kStageK = abi::stage_k(2), kChunkK = abi::chunk_k(2);
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, pitch = abi::panel_row_bytes(s.at.panel_k);
   const int32_t finishers = min_int((rows * (abi::kTileRows / 2) + 31) / 32 * 32, kConsumerThreads);  // of a unit
   const int32_t half_floats = abi::kNumConsumerWarps * rows * abi::kScratchPitch;
@@ -53,7 +50,7 @@ SGL_NO_UNROLL
       load(unit);
       panel = unit.panel;
     }
-    Tile tile;
+    DraftTile<kNTiles> tile;
 SGL_NO_UNROLL
     for (int32_t k = unit.k0; k < unit.k1; k += kStageK) {
       if (!dialect::planted(dialect::Planted::kRingNoWait)) {
@@ -65,14 +62,10 @@ SGL_NO_UNROLL
           const bool is_row = row < rows;
           return PanelRow{is_row ? s.panel() + row * pitch + (chunk - unit.k0 + lane / 8 * 8) * 2 : s.zero_row(), is_row ? 64 : 0};
         };
-        if constexpr (kElementBytes == 2) {
-          tile.multiply(s.stage(state.at.stage), warp, lane, row_of);
-        } else {
-          tile.multiply(s.stage(state.at.stage), warp, lane, s.scales(state.at.stage) + warp * (kChunkK / abi::kSliceScaleBlock), row_of);
-        }
+        tile.multiply(s.stage(state.at.stage), warp, lane, row_of);
       }
       dialect::sync_warp();
-      // Pairs with the producer's wait for `empty`: the warp has read the stage and its scales.
+      // Pairs with the producer's wait for `empty`: the warp has read the stage.
       if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
       state.at.advance(s.at.num_stages);
     }

@@ -1,4 +1,4 @@
-// The producer of a slice's block: its tiles of a matrix, of FP8 with their scales, through the ring.
+// The producer of a slice's block: its tiles of a matrix through the ring.
 #pragma once
 #include "sgl_lowlatency/stages/slice_state.hpp"
 
@@ -11,37 +11,49 @@ struct SliceProducer {
   int32_t in_flight = 0;
 };
 
-// Streams the units `own` of operation `op`. unit_of(i): unit number i (SliceUnit). scales: of FP8, scale_pitch floats for each kSliceScaleBlock rows.
+// One stage: waits until few enough are under way and until the stage is free, and asks for it.
+// No more is under way than kMaxStagesInFlight stages' worth of bytes, `most` stages: enough to saturate memory, while more would only lengthen the queues
+// in which hand-overs wait.
+// The wait on `empty` pairs with the consumer warps' arrivals (run_slice_op, run_tall_op): their reads are done before the copy overwrites them. The
+// announced bytes and the copy complete `full`, which they wait for. The first pass over the ring finds it empty.
+SGL_DEVICE void produce_slice_stage(sync::FaultSink sink, const SliceShared& s, int32_t op, const abi::WeightMap* map, int32_t most, int32_t row,
+                                    int32_t chunk, SliceProducer& state) {
+  for (const int32_t limit = min_int(most, s.at.num_stages); state.in_flight >= limit; --state.in_flight) {
+    sync::wait_mbarrier(sink, abi::kFaultRingFull, op, state.landing.stage, s.full(state.landing.stage), state.landing.parity);
+    state.landing.advance(s.at.num_stages);
+  }
+  ++state.in_flight;
+  const RingCursor at = state.at;
+  sync::wait_mbarrier(sink, abi::kFaultRingEmpty, op, at.stage, s.empty(at.stage), at.parity ^ 1u);
+  dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), abi::kStageBytes);
+  dialect::load_stage(s.stage(at.stage), map, row, 0, chunk, s.full(at.stage));
+  state.at.advance(s.at.num_stages);
+}
+
+// Streams the units `own` of operation `op`, tiles of 16 rows of bf16. unit_of(i): unit number i (SliceUnit).
 // Entry: one lane of the producer warp. It reads weights alone, which nobody writes: it waits neither for the launch in front nor for another block.
-// No more is under way than kMaxStagesInFlight full stages: enough to saturate memory, while more would only lengthen the queues in which hand-overs
-// wait. A unit's last stage may be short: then more of them.
-// The wait on `empty` pairs with the consumer warps' arrivals (run_slice_op): their reads are done before the copy overwrites them. The announced
-// bytes and the copies complete `full`, which they wait for. The first pass over the ring finds it empty.
-template <int32_t kElementBytes, class UnitOf>
-SGL_DEVICE void produce_slice_op(sync::FaultSink sink, const SliceShared& s, int32_t op, const abi::WeightMap* map, const float* scales,
-                                 int32_t scale_pitch, const abi::TileRange& own, const UnitOf& unit_of, SliceProducer& state) {
-  constexpr int32_t kStageK = abi::stage_k(kElementBytes);
+// A unit's last stage may be short: then more of them are under way.
+template <class UnitOf>
+SGL_DEVICE void produce_slice_op(sync::FaultSink sink, const SliceShared& s, int32_t op, const abi::WeightMap* map, const abi::TileRange& own,
+                                 const UnitOf& unit_of, SliceProducer& state) {
+  constexpr int32_t kStageK = abi::stage_k(2);
   dialect::prefetch_map(map);
   for (int32_t i = own.begin; i < own.begin + own.count; ++i) {
     const SliceUnit unit = unit_of(i);
     const int32_t width = unit.k1 - unit.k0, most = abi::kMaxStagesInFlight * kStageK * ((width + kStageK - 1) / kStageK) / width;
-    for (int32_t k = unit.k0; k < unit.k1; k += kStageK) {
-      const int32_t scale_bytes = kElementBytes == 1 ? min_int(kStageK, unit.k1 - k) / abi::kSliceScaleBlock * 4 : 0;
-      const RingCursor at = state.at;
-      for (const int32_t limit = min_int(most, s.at.num_stages); state.in_flight >= limit; --state.in_flight) {
-        sync::wait_mbarrier(sink, abi::kFaultRingFull, op, state.landing.stage, s.full(state.landing.stage), state.landing.parity);
-        state.landing.advance(s.at.num_stages);
-      }
-      ++state.in_flight;
-      sync::wait_mbarrier(sink, abi::kFaultRingEmpty, op, at.stage, s.empty(at.stage), at.parity ^ 1u);
-      uint64_t* const full = s.full(at.stage);
-      dialect::mbarrier_arrive_expect_bytes(full, abi::kStageBytes + scale_bytes);
-      dialect::load_stage(s.stage(at.stage), map, unit.row, 0, k / abi::chunk_k(kElementBytes), full);
-      if (kElementBytes == 1) {
-        const int64_t row = unit.row / abi::kSliceScaleBlock;
-        dialect::bulk_load(s.scales(at.stage), scales + row * scale_pitch + k / abi::kSliceScaleBlock, scale_bytes, full);
-      }
-      state.at.advance(s.at.num_stages);
+    for (int32_t k = unit.k0; k < unit.k1; k += kStageK) produce_slice_stage(sink, s, op, map, most, unit.row, k / abi::chunk_k(2), state);
+  }
+}
+
+// The same of FP8 in tall stages.
+template <class UnitOf>
+SGL_DEVICE void produce_tall_op(sync::FaultSink sink, const SliceShared& s, int32_t op, const abi::WeightMap* map, const abi::TileRange& own,
+                                const UnitOf& unit_of, SliceProducer& state) {
+  dialect::prefetch_map(map);
+  for (int32_t i = own.begin; i < own.begin + own.count; ++i) {
+    const SliceUnit unit = unit_of(i);
+    for (int32_t k = unit.k0; k < unit.k1; k += abi::kTallK) {
+      produce_slice_stage(sink, s, op, map, abi::kMaxStagesInFlight, unit.row, k / abi::kTallK, state);
     }
   }
 }

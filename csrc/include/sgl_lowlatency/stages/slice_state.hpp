@@ -10,7 +10,7 @@ struct SliceShared {
   const abi::SliceSmem& at;
   template <class T>
   SGL_DEVICE T* section(int32_t offset) const { return reinterpret_cast<T*>(dialect::shared_base() + offset); }
-  // Phase complete: the weights of the stage, and their scales, have landed.
+  // Phase complete: the weights of the stage have landed.
   SGL_DEVICE uint64_t* full(int32_t stage) const { return section<uint64_t>(at.barriers) + stage; }
   // Phase complete: every consumer warp has read the stage.
   SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kSliceMaxStages + stage); }
@@ -20,18 +20,17 @@ struct SliceShared {
   SGL_DEVICE int32_t* positions() const { return section<int32_t>(at.positions); }
   SGL_DEVICE float* factors() const { return section<float>(at.factors); }
   SGL_DEVICE char* zero_row() const { return section<char>(at.zero_row); }
-  SGL_DEVICE float* scales(int32_t stage) const { return section<float>(at.scales) + stage * abi::kSliceStageScales; }
   SGL_DEVICE float* scratch() const { return section<float>(at.scratch); }
   SGL_DEVICE char* panel() const { return section<char>(at.panel); }
   SGL_DEVICE char* stage(int32_t stage) const { return section<char>(at.ring) + stage * abi::kStageBytes; }
 };
 
-// A unit: 16 rows of a matrix by the columns that a panel has.
+// A unit: 16 rows of a matrix by the columns that a panel has, or kTallRows rows by a split of K.
 struct SliceUnit {
   int32_t panel;  // units of one have the same columns and lie side by side
   int32_t group;  // of rows, where columns mean something else in each
   int32_t split;  // of K
-  int32_t row;    // first of 16, of the matrix
+  int32_t row;    // first one, of the matrix
   int32_t k0;     // columns [k0, k1) of the matrix
   int32_t k1;
 };

@@ -1,6 +1,7 @@
 // Between the products of a slice: words that a warp's threads poll for, sums over splits of K, and pieces of rows that warps take.
 #pragma once
 #include "sgl_lowlatency/stages/slice_state.hpp"
+#include "sgl_lowlatency/sync/handover.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -28,19 +29,23 @@ SGL_UNROLL
       [] { return abi::kUnwritten; });
 }
 
-// Four consecutive floats of `splits` buffers that are `stride` words apart, added up in their order. Each calling thread polls by itself.
+// kWidth consecutive floats, whole vectors, of `splits` buffers that are `stride` words apart, added up in their order; kBatch splits are asked for at a
+// time. Each calling thread polls by itself.
+template <int32_t kBatch = kSplitBatch, int32_t kWidth>
 SGL_DEVICE void await_split_sums(sync::FaultSink sink, int32_t edge, const uint32_t* buffer, int32_t first, int32_t stride, int32_t splits,
-                                 float (&sum)[4]) {
-  sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+                                 float (&sum)[kWidth]) {
+  constexpr int32_t kVectors = kWidth / 4;
+SGL_UNROLL
+  for (int32_t j = 0; j < kWidth; ++j) sum[j] = 0.0f;
 SGL_NO_UNROLL
-  for (int32_t begin = 0; begin < splits; begin += kSplitBatch) {
-    uint32_t part[kSplitBatch][4];
-    await_vectors(sink, edge, buffer, [&](int32_t i) { return begin + i < splits; },
-                  [&](int32_t i) { return first + static_cast<int64_t>(begin + i) * stride; }, part);
+  for (int32_t begin = 0; begin < splits; begin += kBatch) {
+    uint32_t part[kBatch * kVectors][4];
+    await_vectors(sink, edge, buffer, [&](int32_t i) { return begin + i / kVectors < splits; },
+                  [&](int32_t i) { return first + static_cast<int64_t>(begin + i / kVectors) * stride + i % kVectors * 4; }, part);
 SGL_UNROLL
-    for (int32_t i = 0; i < kSplitBatch; ++i) {
+    for (int32_t i = 0; i < kBatch * kVectors; ++i) {
 SGL_UNROLL
-      for (int32_t j = 0; j < 4; ++j) sum[j] += dialect::bits_to_float(part[i][j]);
+      for (int32_t j = 0; j < 4; ++j) sum[i % kVectors * 4 + j] += dialect::bits_to_float(part[i][j]);
     }
   }
 }

@@ -6,8 +6,8 @@
 // Tensors   (abi/attention_in.hpp has all) streams [rows, 4, hidden] bf16; pre [rows, 4] fp32; wqkv_a [lora + 512, hidden] and wq_b [heads * 512,
 //           lora] FP8 with fp32 scales of 32 x 32; x [rows, hidden], q_lora [rows, lora], q [rows, heads, 512] bf16; cache [pages, page_bytes].
 // Grid      at most one block an SM (all run at once), kAttnInThreads threads each. kNTiles: of 8 rows, 1, 2, 4 or 6.
-// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring.
-// Phases    combine | wqkv_a | the join of its splits | wq_b | KV rows, x and q_lora.
+// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 writes x, KV rows and q_lora.
+// Phases    combine | wqkv_a | the join of its splits | wq_b.
 // Hand-over combined and latent rows with their squares, and splits' sums, as words that are each their own flag, two generations that launches use
 //           in turn.
 // Residency all blocks must run at once; AttentionIn checks occupancy. A launch may begin before the one in front is over (PDL), and the next one
@@ -21,11 +21,12 @@ namespace sgl_lowlatency::kernels {
 
 using namespace stages;
 
+constexpr int32_t kAllButTheProducer = 2;  // named barrier
+
 // Entry: all consumer threads, after the barrier of begin_slice.
 template <int32_t kNTiles>
 SGL_DEVICE void attention_in_consume(const AttentionInParams& p, const SliceShared& s) {
   const AttnInWords words = attn_in_words(p, s);
-  const int32_t warp = dialect::thread_idx() / 32;
   SliceConsumer state;
   const auto pass = [&](abi::AttnInPoint point) {
     if (p.trace == nullptr || dialect::thread_idx() != 0) return;
@@ -40,15 +41,7 @@ SGL_DEVICE void attention_in_consume(const AttentionInParams& p, const SliceShar
   pass(abi::kAttnInPointJoin);
   run_queries<kNTiles>(p, s, words, state);
   pass(abi::kAttnInPointB);
-  // Rows of keys by the last blocks' warps, which have the fewest pieces.
-SGL_NO_UNROLL
-  for (int32_t row = dialect::grid_dim() - 1 - dialect::block_idx() + warp * dialect::grid_dim(); row < p.rows;
-       row += dialect::grid_dim() * abi::kNumConsumerWarps) {
-    write_kv_row(p, s, words, row);
-  }
-  store_normed(p, normed_x(p, words), p.x);
-  store_normed(p, normed_latent(p, words), p.q_lora);
-  clear_slice_words(p, s, dialect::thread_idx(), kConsumerThreads);
+  dialect::sync_named(kAllButTheProducer, abi::kAttnInThreads - 32);  // the rows' warp is done as well
   pass(abi::kAttnInPointRows);
   if (dialect::thread_idx() == 0) close_slice(p, s.state()->generation, words.at.total_words);
 }
@@ -59,9 +52,7 @@ SGL_DEVICE void produce_attention_in(const AttentionInParams& p, const SliceShar
   SliceProducer state;
   for (int32_t number = 0; number < abi::kNumAttnInOps; ++number) {
     const AttnInOp op = static_cast<AttnInOp>(number);
-    const int32_t columns = op == abi::kAttnInA ? p.geometry.hidden : p.geometry.lora;
-    produce_slice_op<1>(fault_sink(p), s, op, p.maps + op, p.scales[op], columns / abi::kSliceScaleBlock, attn_in_own(p, op),
-                        [&](int32_t i) { return attn_in_unit(p, op, i); }, state);
+    produce_tall_op(fault_sink(p), s, op, p.maps + op, attn_in_own(p, op), [&](int32_t i) { return attn_in_unit(p, op, i); }, state);
   }
 }
 
@@ -70,16 +61,21 @@ SGL_DEVICE void produce_attention_in(const AttentionInParams& p, const SliceShar
 template <int32_t kNTiles>
 SGL_DEVICE void attention_in_body(const AttentionInParams& p) {
   const SliceShared s{p.shared};
-  const int32_t thread = dialect::thread_idx();
+  const int32_t warp = dialect::thread_idx() / 32;
   init_slice(s);
   dialect::sync_block();
   dialect::allow_next_launch();
-  if (thread >= kConsumerThreads) {
+  if (warp == abi::kNumConsumerWarps) {
     produce_attention_in(p, s);
     return;
   }
-  begin_slice(p, s, kConsumerBarrier, kConsumerThreads);
-  attention_in_consume<kNTiles>(p, s);
+  begin_slice(p, s, kAllButTheProducer, abi::kAttnInThreads - 32);
+  if (warp == abi::kAttnInRowsWarp) {
+    write_rows(p, s);
+    dialect::sync_named(kAllButTheProducer, abi::kAttnInThreads - 32);
+  } else {
+    attention_in_consume<kNTiles>(p, s);
+  }
 }
 
 }  // namespace sgl_lowlatency::kernels

@@ -33,11 +33,11 @@ SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceSh
     dialect::store_plain(p.trace + dialect::block_idx() * abi::kNumAttnOutPoints + point, dialect::timer_ns());
   };
   pass(abi::kAttnOutPointBegin);
-  run_attn_out_op<abi::kAttnOutA, kNTiles>(p, s, words, state);
+  run_latent<kNTiles>(p, s, words, state);
   pass(abi::kAttnOutPointA);
   join_latent(p, words);
   pass(abi::kAttnOutPointJoin);
-  run_attn_out_op<abi::kAttnOutB, kNTiles>(p, s, words, state);
+  run_output<kNTiles>(p, s, words, state);
   pass(abi::kAttnOutPointB);
   visit_pieces(p.rows, p.geometry.hidden, [&](int32_t row, int32_t piece) { post_piece(p, words, row, piece); });
   pass(abi::kAttnOutPointPost);
@@ -50,11 +50,10 @@ SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceSh
 SGL_DEVICE void produce_attention_out(const AttentionOutParams& p, const SliceShared& s) {
   if (dialect::thread_idx() % 32 != 0) return;
   SliceProducer state;
-  const int32_t scale_pitch = abi::attn_out_latent(p.geometry) / abi::kSliceScaleBlock;
-  produce_slice_op<2>(fault_sink(p), s, abi::kAttnOutA, p.maps + abi::kAttnOutA, nullptr, 0, attn_out_units(p, abi::kAttnOutA),
-                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutA, i); }, state);
-  produce_slice_op<1>(fault_sink(p), s, abi::kAttnOutB, p.maps + abi::kAttnOutB, p.scales, scale_pitch, attn_out_units(p, abi::kAttnOutB),
-                      [&](int32_t i) { return attn_out_unit(p, abi::kAttnOutB, i); }, state);
+  produce_slice_op(fault_sink(p), s, abi::kAttnOutA, p.maps + abi::kAttnOutA, attn_out_own(p, abi::kAttnOutA),
+                   [&](int32_t i) { return attn_out_unit_a(p, i); }, state);
+  produce_tall_op(fault_sink(p), s, abi::kAttnOutB, p.maps + abi::kAttnOutB, attn_out_own(p, abi::kAttnOutB),
+                  [&](int32_t i) { return attn_out_unit_b(p, i); }, state);
 }
 
 // Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and the zero row, and
