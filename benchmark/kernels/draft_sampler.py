@@ -89,7 +89,7 @@ SERVED = Form("long", "cooperative", 1)
 class Tensors:
     """Weights of one vocabulary, and hidden states of MAX_BATCH requests."""
 
-    def __init__(self, vocab: int, device: torch.device) -> None:
+    def __init__(self, vocab: int, device: torch.device, hidden: int = HIDDEN) -> None:
         generator = torch.Generator(device=device).manual_seed(0)
 
         def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
@@ -99,9 +99,9 @@ class Tensors:
             return torch.randn(*shape, generator=generator, device=device).round_().clamp_(-1, 1).div_(4).bfloat16()
 
         self.vocab = vocab
-        self.head, self.norm = normal(vocab, HIDDEN, std=3 * HIDDEN**-0.5), normal(HIDDEN, std=0.1) + 1
+        self.head, self.norm = normal(vocab, hidden, std=3 * hidden**-0.5), normal(hidden, std=0.1) + 1
         self.w1, self.w2 = few_bits(vocab, MARKOV_RANK), few_bits(vocab, MARKOV_RANK)
-        self.hidden = normal(MAX_BATCH * GAMMA, HIDDEN)
+        self.hidden = normal(MAX_BATCH * GAMMA, hidden)
         self.anchors = torch.randint(0, vocab, (MAX_BATCH,), generator=generator, device=device)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 
 from sgl_lowlatency.build.agreement import VERDICT_DEADLINE_S, exchange
 from sgl_lowlatency.build.device_limits import device_limits
@@ -16,6 +15,9 @@ from sgl_lowlatency.kernels.draft_sampler import DraftWeights, draft_layout
 from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
 from sgl_lowlatency.runtime.draft_sampler import DraftParts, DraftProposal, DraftRanks
 from sgl_lowlatency.runtime.sglang_state import TensorParallel
+
+if TYPE_CHECKING:
+    from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmark.common import ranks  # noqa: E402
-from benchmark.kernels import parallel_step, peer_sums, ranks_check  # noqa: E402
+from benchmark.kernels import parallel_step, peer_sums, rank_proposals, ranks_check  # noqa: E402
+from sgl_lowlatency import config  # noqa: E402
 from sgl_lowlatency.bench import timeline  # noqa: E402
 from sgl_lowlatency.bench.inputs import Inputs, Pool  # noqa: E402
 from sgl_lowlatency.bench.results import Results  # noqa: E402
@@ -55,11 +56,20 @@ def test_a_step_on_two_ranks_served_and_timed(tmp_path, repo_root):
 
 
 def test_launches_end_and_a_killed_process_stops_the_other(tmp_path, repo_root):
-    words = ("--launches", "20", "--per-graph", "5", "--layers", "2", "--after", "0.2", "--kernel-deadline", "8")
+    words = ("--cases", "launches,killed", "--launches", "20", "--per-graph", "5", "--layers", "2", "--after", "0.2", "--kernel-deadline", "8")
     content, _ = run(ranks_check, "ranks-check", tmp_path, repo_root, *words)
     launches, killed = content["rows"]
     assert launches["launches"] == 20 and launches["problems"] == killed["problems"] == []
     assert killed["statuses"] == [3] and "decode_step stopped: rank 0, " in killed["records"][0] and "rank 1's " in killed["records"][0]
+
+
+def test_proposals_of_two_processes_and_a_killed_one(tmp_path, repo_root):
+    words = ("--cases", "proposals,killed-proposals", "--proposals", "6", "--groups", "1", "--group-ms", "0", "--after", "0.2", "--kernel-deadline", "8")
+    content, _ = run(ranks_check, "ranks-check", tmp_path, repo_root, *words)
+    proposals, killed = content["rows"]
+    assert proposals["problems"] == killed["problems"] == [] and proposals["proposals"] == proposals["compared_with_one_rank"] == 6
+    assert all(proposals[name].keys() == {"1", "2", "4"} and all(us[0] > 0 for us in proposals[name].values()) for name in ("us", "one_rank_us"))
+    assert killed["statuses"] == [3] and "draft_sampler stopped: rank 0, " in killed["records"][0] and " of rank 1 to answer" in killed["records"][0]
 
 
 def test_pushed_sums_against_a_collective(tmp_path, repo_root):
@@ -114,6 +124,70 @@ def test_a_step_with_other_bits_is_named(rank):
 def test_a_step_far_from_the_whole_models_is_named(rank, monkeypatch):
     monkeypatch.setattr(parallel_step, "HIDDEN_RELATIVE_L2", -1.0)
     assert len([what for what in rank.problems() if "from the whole step's" in what]) == 2 * (len(rank.arms) - 1)
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """Proposals of a rank alone, beside those of itself."""
+    monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "1")
+    monkeypatch.setenv("SGL_LOWLATENCY_SELF_CHECK", "0")
+    config.get.cache_clear()
+    yield rank_proposals.Checked(Alone(0, 1, torch.device("cpu"), None), 120.0)
+    config.get.cache_clear()
+
+
+LOGITS = 4 * 5 * rank_proposals.SMALL_COLUMNS
+
+
+@pytest.mark.parametrize(("spoil", "wrong"), [
+    (lambda one: None, []),
+    (lambda one: one.step_logits[1, 2, 7:9].neg_(), [f"rank 0's columns of the step logits differ in 2 of {LOGITS}"]),
+    (lambda one: one.step_logits[3, 0, 0].fill_(float("nan")),
+     [f"rank 0's columns of the step logits differ in 1 of {LOGITS}", "step logits are not written in full"]),
+    (lambda one: one.step_logits[0, 4, 0].fill_(0.0),
+     [f"rank 0's columns of the step logits differ in 1 of {LOGITS}", "step logits of greedy requests are written"]),
+    (lambda one: one.sampler.base_logits(4)[0, 0, 0].add_(1.0), [f"base logits differ in 1 of {LOGITS}"]),
+    (lambda one: one.tokens[19:].fill_(260), ["tokens differ in 1 of 20", "tokens are not all in the vocabulary"]),
+    (lambda one: one.offset.add_(1), ["the noise offset is 2, alone 1, after 1 proposals"]),
+])
+def test_what_differs_from_one_rank_alone_is_named(checked, spoil, wrong):
+    propose = checked.ranks.propose
+    checked.ranks.propose = lambda *given: (propose(*given), spoil(checked.ranks))
+    assert checked.order_problems() == []
+    assert checked.propose(4, rank_proposals.MIXES[4][0]) == wrong
+
+
+def test_ranks_of_other_bits_are_named_and_end_the_blocks(checked, monkeypatch):
+    monkeypatch.setattr(Alone, "gather", lambda self, value: [value, "other" if isinstance(value, str) else value])
+    (found,) = checked.propose(1, (0.8,))
+    assert found == "ranks [1] have other step logits, tokens or noise offset than rank 0"
+    monkeypatch.setattr(rank_proposals, "SLOTS", 2)
+    figures, found = checked.run_blocks(6)
+    assert figures["proposals"] == 2 and found[1] == "after 2 blocks: ranks [1] have other tokens of all blocks than rank 0"
+
+
+def test_random_blocks_are_compared_with_one_rank_alone(checked, monkeypatch):
+    monkeypatch.setattr(rank_proposals, "SLOTS", 2)
+    figures, found = checked.run_blocks(3)
+    assert (figures["proposals"], figures["compared_with_one_rank"], found) == (4, 4, [])
+    propose = checked.ranks.propose
+    checked.ranks.propose = lambda *given: (propose(*given), checked.ranks.tokens[0].add_(1).remainder_(checked.tensors.vocab))
+    assert checked.run_blocks(2)[1][0] == "after 2 blocks: tokens differ in 2 of 40"
+
+
+DRAFT_RECORD = "draft_sampler stopped: rank 0, SM 1, block 1 waited 2.00 s for block 7 of rank 1 to answer in step 2 for request 0"
+
+
+@pytest.mark.parametrize(("text", "wrong"), [
+    (DRAFT_RECORD, None), (DRAFT_RECORD.replace("of rank 1", "of rank 0"), "rank 0 left no record that names rank 1"),
+    ("decode_step" + DRAFT_RECORD.removeprefix("draft_sampler"), "rank 0 left no record that names rank 1"),
+])
+def test_a_draft_that_was_left_must_leave_its_own_record(text, wrong):
+    printed = f"{text}. The server cannot go on and exits.\n{text}\nstopped after 2.004 s\n"
+    found = ranks_check.judge_killed([printed], [3], 2, 2.0, "draft_sampler")
+    assert found == [] if wrong is None else found[0].startswith(wrong) and len(found) == 1
+    if wrong is None:
+        assert ranks_check.kept_lines(printed, "draft_sampler") == [DRAFT_RECORD, "stopped after 2.004 s"]
 
 
 RECORD = "decode_step stopped: rank 0, SM 1, block 1 waited 1.00 s for rank 1's part of tile 1 of down of layer 3"
