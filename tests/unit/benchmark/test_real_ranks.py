@@ -64,7 +64,8 @@ def test_launches_end_and_a_killed_process_stops_the_other(tmp_path, repo_root):
 
 
 def test_proposals_of_two_processes_and_a_killed_one(tmp_path, repo_root):
-    words = ("--cases", "proposals,killed-proposals", "--proposals", "6", "--groups", "1", "--group-ms", "0", "--after", "0.2", "--kernel-deadline", "8")
+    words = ("--cases", "proposals,killed-proposals", "--proposals", "6", "--groups", "1", "--group-ms", "0", "--after", "0.2",
+             "--kernel-deadline", "8")  # fmt: skip
     content, _ = run(ranks_check, "ranks-check", tmp_path, repo_root, *words)
     proposals, killed = content["rows"]
     assert proposals["problems"] == killed["problems"] == [] and proposals["proposals"] == proposals["compared_with_one_rank"] == 6
