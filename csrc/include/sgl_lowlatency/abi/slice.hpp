@@ -41,7 +41,6 @@ struct SliceSmem {
   int32_t barriers;   // full[kSliceMaxStages], empty[kSliceMaxStages], partials[2] as uint64_t
   int32_t state;      // SliceBlockState
   int32_t positions;  // [rows] int32
-  int32_t factors;    // [rows] float: 1 / rms of what the panel has, where it is normed
   int32_t zero_row;   // 16 zero bytes: what columns without a row read
   int32_t scratch;    // [2][kNumConsumerWarps][rows][kScratchPitch] float: what warps add up, where K is split over them
   int32_t panel;      // [rows] of panel_row_bytes(panel_k)
@@ -62,7 +61,6 @@ SGL_ABI_FUNCTION SliceSmem slice_smem(int32_t rows, int32_t panel_k, bool has_sc
   at.barriers = take((2 * kSliceMaxStages + 2) * 8);
   at.state = take(static_cast<int32_t>(sizeof(SliceBlockState)));
   at.positions = take(rows * 4);
-  at.factors = take(rows * 4);
   at.zero_row = take(16);
   at.scratch = take(has_scratch ? 2 * kNumConsumerWarps * rows * kScratchPitch * 4 : 0);
   at.panel = take(rows * panel_row_bytes(panel_k));
