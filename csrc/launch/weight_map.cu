@@ -32,8 +32,8 @@ Encode find_encode() {
 }  // namespace
 
 // The matrix as [K / chunk_k][parts][rows of a part][chunk_k], innermost last; a box is [kStageChunks][tile parts][kTileRows / tile parts][chunk_k],
-// which the 128-byte swizzle lays out as abi::stage_offset says. A tall box is [1][1][kTallRows][chunk_k]: 128 bytes of a row, whose neighbours the next
-// stage wants, so that L2 fetches 256 at a time.
+// which the 128-byte swizzle lays out as abi::stage_offset says. A tall box is [1][1][kTallRows][chunk_k]: 128 bytes of a row, whose neighbours the
+// next stage wants, so that L2 fetches 256 at a time.
 abi::WeightMap encode_weight_map_cuda(const abi::WeightMatrix& m) {
   check_weight_matrix(m);
   static const Encode encode = find_encode();

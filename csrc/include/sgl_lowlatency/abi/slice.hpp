@@ -20,8 +20,8 @@ constexpr int32_t kSliceSmemBytes = 232448;  // of one block on sm_90a, sm_100a 
 // N tiles of eight rows: a kernel's instance.
 SGL_ABI_FUNCTION int32_t slice_n_tiles(int32_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 6; }
 
-// An FP8 matrix passes in tall stages. Splits of its K: as many as make no more units, tiles of kTallRows rows each, than there are blocks, so that sums
-// are no more than they must be and blocks have one split each; 1 where tiles alone are as many.
+// An FP8 matrix passes in tall stages. Splits of its K: as many as make no more units, tiles of kTallRows rows each, than there are blocks, so that
+// sums are no more than they must be and blocks have one split each; 1 where tiles alone are as many.
 SGL_ABI_FUNCTION int32_t tall_splits(int32_t num_rows, int32_t k, int32_t grid) {
   const int32_t most = grid / (num_rows / kTallRows), steps = k / kTallK;
   return most < 1 ? 1 : most < steps ? most : steps;

@@ -60,8 +60,8 @@ SGL_DEVICE uint32_t normed_pair(uint32_t pair, float factor, uint32_t weight) {
   return pack_bf16(low_float(pair) * factor * low_float(weight), high_float(pair) * factor * high_float(weight));
 }
 
-// Columns [k0, k1) of a vector of each row, normed, as soon as they are there; of more than eight rows a warp has one after the other, beside which the
-// sums of several N tiles stay in registers. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
+// Columns [k0, k1) of a vector of each row, normed, as soon as they are there; of more than eight rows a warp has one after the other, beside which
+// the sums of several N tiles stay in registers. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
 SGL_DEVICE void load_normed_panel(const AttentionInParams& p, const SliceShared& s, const NormedWords& of, int32_t k0, int32_t k1) {
   const int32_t pitch = abi::panel_row_bytes(p.shared.panel_k);
   visit_panel<kPanelPerRow, 1>(p.rows, (k1 - k0) / 8, [&](const PanelBatch<kPanelPerRow, 1>& batch) {
@@ -165,8 +165,8 @@ SGL_UNROLL
   store_kv_row(p, slot, values);
 }
 
-// What others read of a vector that was handed over in pieces: normed, in `to`. A lane has eight values of a row at a time. Entry: all lanes of the rows'
-// warp.
+// What others read of a vector that was handed over in pieces: normed, in `to`. A lane has eight values of a row at a time. Entry: all lanes of the
+// rows' warp.
 SGL_DEVICE void store_normed(const AttentionInParams& p, const NormedWords& of, bf16* to) {
   constexpr int32_t kLaneColumns = 8, kWarpColumns = 32 * kLaneColumns;
   const int32_t lane = dialect::thread_idx() % 32, parts = (of.width + kWarpColumns - 1) / kWarpColumns;
@@ -186,8 +186,8 @@ SGL_UNROLL
   }
 }
 
-// What nothing in the launch waits for, beside wq_b's stream: x, the rows of keys, which the last blocks have, and q_lora, in the order in which they can
-// be made; then it clears words. Entry: all lanes of the rows' warp.
+// What nothing in the launch waits for, beside wq_b's stream: x, the rows of keys, which the last blocks have, and q_lora, in the order in which they
+// can be made; then it clears words. Entry: all lanes of the rows' warp.
 SGL_DEVICE void write_rows(const AttentionInParams& p, const SliceShared& s) {
   const AttnInWords words = attn_in_words(p, s);
   store_normed(p, normed_x(p, words), p.x);

@@ -7,7 +7,8 @@
 
 namespace sgl_lowlatency::stages {
 
-// Vectors that a lane asks for at a time, of a row and of rows: of heads, which are in memory, a panel's row; of latent rows, which are in L2, a split's.
+// Vectors that a lane asks for at a time, of a row and of rows: of heads, which are in memory, a panel's row; of latent rows, which are in L2, a
+// split's.
 template <int32_t kNTiles>
 struct AttnOutBatch {
   static constexpr int32_t kHeadsPerRow = kNTiles == 1 ? 16 : kNTiles == 2 ? 8 : 4, kHeadsRows = kNTiles == 1 ? 1 : kNTiles == 2 ? 2 : 3;
@@ -35,8 +36,8 @@ SGL_UNROLL
   }
 }
 
-// Columns [k0, k1) of the heads of a group, rotated back: first as they are, then those that are rotated, in place, with turns that are asked for in front
-// of all else. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
+// Columns [k0, k1) of the heads of a group, rotated back: first as they are, then those that are rotated, in place, with turns that are asked for in
+// front of all else. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
 template <int32_t kNTiles>
 SGL_DEVICE void load_heads_panel(const AttentionOutParams& p, const SliceShared& s, const SliceUnit& unit) {
   const int32_t thread = dialect::thread_idx();
@@ -66,7 +67,8 @@ SGL_UNROLL
 SGL_UNROLL
     for (int32_t i = 0; i < kCount; ++i) {
       if (!batch.is_there(i)) continue;
-      values[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(p.x + static_cast<int64_t>(batch.row(i)) * p.x_stride + begin) + batch.vector(i));
+      const bf16* const from = p.x + static_cast<int64_t>(batch.row(i)) * p.x_stride + begin;
+      values[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(from) + batch.vector(i));
     }
 SGL_UNROLL
     for (int32_t i = 0; i < kCount; ++i) {
@@ -125,7 +127,8 @@ SGL_NO_UNROLL
 }
 
 // Two sums of one split of wo_b.
-SGL_DEVICE void hand_over_output(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) {
+SGL_DEVICE void hand_over_output(const AttentionOutParams& p, const AttnOutWords& words, const SliceUnit& unit, int32_t n, int32_t m,
+                                 const Float2& y) {
   uint32_t word[2] = {dialect::float_to_bits(y.x), dialect::float_to_bits(y.y)};
   sync::publish(words.output() + (static_cast<int64_t>(unit.split) * p.rows + n) * p.geometry.hidden + unit.row + m, word);
 }

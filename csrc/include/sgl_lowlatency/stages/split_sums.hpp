@@ -29,8 +29,8 @@ SGL_UNROLL
       [] { return abi::kUnwritten; });
 }
 
-// kWidth consecutive floats, whole vectors, of `splits` buffers that are `stride` words apart, added up in their order; kBatch splits are asked for at a
-// time. Each calling thread polls by itself.
+// kWidth consecutive floats, whole vectors, of `splits` buffers that are `stride` words apart, added up in their order; kBatch splits are asked for
+// at a time. Each calling thread polls by itself.
 template <int32_t kBatch = kSplitBatch, int32_t kWidth>
 SGL_DEVICE void await_split_sums(sync::FaultSink sink, int32_t edge, const uint32_t* buffer, int32_t first, int32_t stride, int32_t splits,
                                  float (&sum)[kWidth]) {
@@ -73,8 +73,8 @@ SGL_UNROLL
   return dialect::rsqrt(sum / static_cast<float>(width) + eps);
 }
 
-// What a lane fills of a panel at a time: vectors, eight columns each, lane and every 32nd on, kPerRow of a row of the warp's and of the kRows - 1 next
-// ones. Number i is vector vector(i) of row row(i), where is_there(i).
+// What a lane fills of a panel at a time: vectors, eight columns each, lane and every 32nd on, kPerRow of a row of the warp's and of the kRows - 1
+// next ones. Number i is vector vector(i) of row row(i), where is_there(i).
 template <int32_t kPerRow, int32_t kRows>
 struct PanelBatch {
   static constexpr int32_t kCount = kPerRow * kRows;
@@ -84,7 +84,8 @@ struct PanelBatch {
   SGL_DEVICE bool is_there(int32_t i) const { return row(i) < rows && vector(i) < width; }
 };
 
-// The warp's rows of a panel [rows, width vectors], every eighth: visit(batch) for each PanelBatch. Entry: all lanes of a consumer warp; all of them visit.
+// The warp's rows of a panel [rows, width vectors], every eighth: visit(batch) for each PanelBatch. Entry: all lanes of a consumer warp; all of them
+// visit.
 template <int32_t kPerRow, int32_t kRows, class Visit>
 SGL_DEVICE void visit_panel(int32_t rows, int32_t width, const Visit& visit) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
