@@ -105,9 +105,10 @@ void copy_stage(const BulkCopy& copy) {
   const int64_t row_bytes = static_cast<int64_t>(matrix.k_extent) * matrix.element_bytes;
   if (matrix.is_tall != 0) {
     for (int32_t row = 0; row < abi::kTallRows; ++row) {
-      const char* const from = static_cast<const char*>(matrix.weight) + (copy.row + row) * row_bytes + static_cast<int64_t>(copy.chunk) * abi::kChunkBytes;
+      const int64_t at = (copy.row + row) * row_bytes + static_cast<int64_t>(copy.chunk) * abi::kChunkBytes;
       for (int32_t j = 0; j < kChunkLines; ++j) {
-        std::memcpy(copy.shared + abi::stage_offset(row / abi::kTileRows, row % abi::kTileRows, j), from + j * static_cast<int64_t>(kLineBytes), kLineBytes);
+        char* const to = copy.shared + abi::stage_offset(row / abi::kTileRows, row % abi::kTileRows, j);
+        std::memcpy(to, static_cast<const char*>(matrix.weight) + at + j * static_cast<int64_t>(kLineBytes), kLineBytes);
       }
     }
     return;

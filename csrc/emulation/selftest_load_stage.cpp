@@ -62,6 +62,33 @@ SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, i
   return {report, {wrong}};
 }
 
+// values: [elements that are not the box's]. A tall stage of the same memory as 256 rows of two chunks: rows `row` and following of chunk 1.
+SelftestRun load_tall(uint64_t seed, int32_t row) {
+  constexpr int32_t kTallMatrixRows = 256, kTallMatrixK = 128;
+  const abi::WeightMap map = launch::encode_weight_map_host({source().elements, kTallMatrixRows, kTallMatrixK, 1, 2, 1});
+  double wrong = 0;
+  Options options;
+  options.seed = seed;
+  const Report report = emulation::launch(1, 32, 2048 + abi::kStageBytes, [&] {
+    if (thread_idx() != 0) return;
+    auto* const bar = reinterpret_cast<uint64_t*>(shared_base());
+    char* const stage = shared_base() + 1024;
+    mbarrier_init(bar, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect_bytes(bar, abi::kStageBytes);
+    load_stage(stage, &map, row, 0, 1, bar);
+    while (!mbarrier_test(bar, 0)) backoff();
+    int32_t linear = 0;
+    for (int32_t r = row; r < row + abi::kTallRows; ++r) {
+      for (int32_t x = 64; x < 128; ++x, linear += 2) {
+        const int32_t at = linear ^ (linear >> 7 & 7) << 4;
+        wrong += reinterpret_cast<const bf16*>(stage + at)->bits != source().elements[r * kTallMatrixK + x].bits;
+      }
+    }
+  }, options);
+  return {report, {wrong}};
+}
+
 }  // namespace
 
 void add_load_stage_selftests(Selftests& tests) {
@@ -70,6 +97,8 @@ void add_load_stage_selftests(Selftests& tests) {
   tests["load_stage_four_parts"] = [](uint64_t seed) { return load(seed, 4, 8, 8, 0, 2, 2); };
   tests["load_stage_past_k"] = [](uint64_t seed) { return load(seed, 1, 48, 8); };
   tests["load_stage_fp8"] = [](uint64_t seed) { return load(seed, 2, 16, 8, 0, 1); };
+  tests["load_stage_tall"] = [](uint64_t seed) { return load_tall(seed, 128); };
+  tests["load_stage_tall_row"] = [](uint64_t seed) { return load_tall(seed, 16); };
   tests["load_stage_misaligned"] = [](uint64_t seed) { return load(seed, 1, 0, 0, 128); };
   tests["load_stage_outside"] = [](uint64_t seed) { return load(seed, 2, 32, 0); };
   tests["load_stage_odd_part"] = [](uint64_t seed) { return load(seed, 4, 0, 0, 0, 2, 1); };

@@ -32,8 +32,8 @@ Encode find_encode() {
 }  // namespace
 
 // The matrix as [K / chunk_k][parts][rows of a part][chunk_k], innermost last; a box is [kStageChunks][tile parts][kTileRows / tile parts][chunk_k],
-// which the 128-byte swizzle lays out as abi::stage_offset says. A tall box is [1][1][kTallRows][chunk_k]: 128 bytes of a row, whose neighbours the next
-// stage wants, so that L2 fetches 256 at a time.
+// which the 128-byte swizzle lays out as abi::stage_offset says. A tall box is [1][1][kTallRows][chunk_k]: 128 bytes of a row, whose neighbours the
+// next stage wants, so that L2 fetches 256 at a time.
 abi::WeightMap encode_weight_map_cuda(const abi::WeightMatrix& m) {
   check_weight_matrix(m);
   static const Encode encode = find_encode();
@@ -43,7 +43,8 @@ abi::WeightMap encode_weight_map_cuda(const abi::WeightMatrix& m) {
   const cuuint64_t dims[4] = {chunk_k, part_rows, parts, static_cast<cuuint64_t>(m.k_extent) / chunk_k};
   const cuuint64_t strides[3] = {row_bytes, row_bytes * part_rows, abi::kChunkBytes};
   const bool is_tall = m.is_tall != 0;
-  const cuuint32_t box[4] = {chunk_k, is_tall ? abi::kTallRows : abi::kTileRows / tile_parts, tile_parts, is_tall ? 1 : abi::kStageChunks};
+  const cuuint32_t box_rows = is_tall ? abi::kTallRows : abi::kTileRows / tile_parts, box_chunks = is_tall ? 1 : abi::kStageChunks;
+  const cuuint32_t box[4] = {chunk_k, box_rows, tile_parts, box_chunks};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type = m.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   CUtensorMap tensor_map;

@@ -74,7 +74,9 @@ def test_ring_hand_over_delivers_every_tile():
         assert run("ring", seed) == [0.0]
 
 
-@pytest.mark.parametrize("name", ["load_stage", "load_stage_two_parts", "load_stage_four_parts", "load_stage_past_k", "load_stage_fp8"])
+@pytest.mark.parametrize("name", [
+    "load_stage", "load_stage_two_parts", "load_stage_four_parts", "load_stage_past_k", "load_stage_fp8", "load_stage_tall",
+])  # fmt: skip
 def test_a_stage_is_the_box_as_the_copy_engine_lays_it_out(name):
     for seed in SEEDS:
         assert run(name, seed) == [0.0]

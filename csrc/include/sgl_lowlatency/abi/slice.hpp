@@ -20,8 +20,8 @@ constexpr int32_t kSliceSmemBytes = 232448;  // of one block on sm_90a, sm_100a 
 // N tiles of eight rows: a kernel's instance.
 SGL_ABI_FUNCTION int32_t slice_n_tiles(int32_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 6; }
 
-// An FP8 matrix passes in tall stages. Splits of its K: as many as make no more units, tiles of kTallRows rows each, than there are blocks, so that sums
-// are no more than they must be and blocks have one split each; 1 where tiles alone are as many.
+// An FP8 matrix passes in tall stages. Splits of its K: as many as make no more units, tiles of kTallRows rows each, than there are blocks, so that
+// sums are no more than they must be and blocks have one split each; 1 where tiles alone are as many.
 SGL_ABI_FUNCTION int32_t tall_splits(int32_t num_rows, int32_t k, int32_t grid) {
   const int32_t most = grid / (num_rows / kTallRows), steps = k / kTallK;
   return most < 1 ? 1 : most < steps ? most : steps;
@@ -41,7 +41,6 @@ struct SliceSmem {
   int32_t barriers;   // full[kSliceMaxStages], empty[kSliceMaxStages], partials[2] as uint64_t
   int32_t state;      // SliceBlockState
   int32_t positions;  // [rows] int32
-  int32_t factors;    // [rows] float: 1 / rms of what the panel has, where it is normed
   int32_t zero_row;   // 16 zero bytes: what columns without a row read
   int32_t scratch;    // [2][kNumConsumerWarps][rows][kScratchPitch] float: what warps add up, where K is split over them
   int32_t panel;      // [rows] of panel_row_bytes(panel_k)
@@ -62,7 +61,6 @@ SGL_ABI_FUNCTION SliceSmem slice_smem(int32_t rows, int32_t panel_k, bool has_sc
   at.barriers = take((2 * kSliceMaxStages + 2) * 8);
   at.state = take(static_cast<int32_t>(sizeof(SliceBlockState)));
   at.positions = take(rows * 4);
-  at.factors = take(rows * 4);
   at.zero_row = take(16);
   at.scratch = take(has_scratch ? 2 * kNumConsumerWarps * rows * kScratchPitch * 4 : 0);
   at.panel = take(rows * panel_row_bytes(panel_k));

@@ -7,7 +7,7 @@
 
 namespace sgl_lowlatency::stages {
 
-constexpr int32_t kAttnInBatch = 4;   // vectors that a thread asks for at a time
+constexpr int32_t kPanelPerRow = 5;   // vectors that a lane asks for at a time of a row: all 1,280 columns
 constexpr int32_t kJoinBatch = 10;    // splits of wqkv_a likewise: 9 of 132 blocks, 10 of 148
 constexpr int32_t kKeysBatch = 2;     // the same where a lane has four vectors of a split
 
@@ -60,35 +60,29 @@ SGL_DEVICE uint32_t normed_pair(uint32_t pair, float factor, uint32_t weight) {
   return pack_bf16(low_float(pair) * factor * low_float(weight), high_float(pair) * factor * high_float(weight));
 }
 
-// Columns [k0, k1) of a vector of each row, normed, as soon as they are there. has_factors: SliceShared::factors are this vector's already.
-// Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
-SGL_DEVICE void load_normed_panel(const AttentionInParams& p, const SliceShared& s, const NormedWords& of, int32_t k0, int32_t k1, bool has_factors) {
-  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
-  const int32_t width = (k1 - k0) / 8, total = p.rows * width, pitch = abi::panel_row_bytes(p.shared.panel_k);
-  if (!has_factors) {
-SGL_NO_UNROLL
-    for (int32_t row = warp; row < p.rows; row += abi::kNumConsumerWarps) {
-      const float factor = await_factor(p, of, row);
-      if (lane == 0) s.factors()[row] = factor;
-    }
-    sync_consumers();
-  }
-SGL_NO_UNROLL
-  for (int32_t first = dialect::thread_idx(); first < total; first += kAttnInBatch * kConsumerThreads) {
-    uint32_t values[kAttnInBatch][4];
-    const auto number = [&](int32_t i) { return first + i * kConsumerThreads; };
-    const auto index = [&](int32_t i) { return number(i) / width * (of.width / 2) + k0 / 2 + number(i) % width * 4; };
-    await_vectors(fault_sink(p), of.pairs_edge, of.pairs, [&](int32_t i) { return number(i) < total; }, index, values);
+// Columns [k0, k1) of a vector of each row, normed, as soon as they are there; of more than eight rows a warp has one after the other, beside which
+// the sums of several N tiles stay in registers. Entry: all consumer threads; the panel is free. Ends with a consumer barrier.
+SGL_DEVICE void load_normed_panel(const AttentionInParams& p, const SliceShared& s, const NormedWords& of, int32_t k0, int32_t k1) {
+  const int32_t pitch = abi::panel_row_bytes(p.shared.panel_k);
+  visit_panel<kPanelPerRow, 1>(p.rows, (k1 - k0) / 8, [&](const PanelBatch<kPanelPerRow, 1>& batch) {
+    Vec16 weights[kPanelPerRow];  // asked for before the waits
 SGL_UNROLL
-    for (int32_t i = 0; i < kAttnInBatch; ++i) {
-      if (number(i) >= total) continue;
-      const int32_t row = number(i) / width, v = number(i) % width;
-      const Vec16 weight = dialect::load_constant(reinterpret_cast<const Vec16*>(of.weight + k0) + v);
-SGL_UNROLL
-      for (int32_t j = 0; j < 4; ++j) values[i][j] = normed_pair(values[i][j], s.factors()[row], weight.w[j]);
-      store_panel_vector<1>(s.panel() + row * pitch, v, values[i]);
+    for (int32_t i = 0; i < kPanelPerRow; ++i) {
+      if (batch.is_there(i)) weights[i] = dialect::load_constant(reinterpret_cast<const Vec16*>(of.weight + k0) + batch.vector(i));
     }
-  }
+    uint32_t values[kPanelPerRow][4];
+    await_vectors(fault_sink(p), of.pairs_edge, of.pairs, [&](int32_t i) { return batch.is_there(i); },
+                  [&](int32_t i) { return batch.row(i) * (of.width / 2) + k0 / 2 + batch.vector(i) * 4; }, values);
+    dialect::sync_warp();
+    const float factor = await_factor(p, of, batch.first_row);
+SGL_UNROLL
+    for (int32_t i = 0; i < kPanelPerRow; ++i) {
+      if (!batch.is_there(i)) continue;
+SGL_UNROLL
+      for (int32_t w = 0; w < 4; ++w) values[i][w] = normed_pair(values[i][w], factor, weights[i].w[w]);
+      store_panel_vector<1>(s.panel() + batch.first_row * pitch, batch.vector(i), values[i]);
+    }
+  });
   sync_consumers();
 }
 
@@ -171,8 +165,8 @@ SGL_UNROLL
   store_kv_row(p, slot, values);
 }
 
-// What others read of a vector that was handed over in pieces: normed, in `to`. A lane has eight values of a row at a time. Entry: all lanes of the rows'
-// warp.
+// What others read of a vector that was handed over in pieces: normed, in `to`. A lane has eight values of a row at a time. Entry: all lanes of the
+// rows' warp.
 SGL_DEVICE void store_normed(const AttentionInParams& p, const NormedWords& of, bf16* to) {
   constexpr int32_t kLaneColumns = 8, kWarpColumns = 32 * kLaneColumns;
   const int32_t lane = dialect::thread_idx() % 32, parts = (of.width + kWarpColumns - 1) / kWarpColumns;
@@ -192,8 +186,8 @@ SGL_UNROLL
   }
 }
 
-// What nothing in the launch waits for, beside wq_b's stream: x, the rows of keys, which the last blocks have, and q_lora, in the order in which they can
-// be made; then it clears words. Entry: all lanes of the rows' warp.
+// What nothing in the launch waits for, beside wq_b's stream: x, the rows of keys, which the last blocks have, and q_lora, in the order in which they
+// can be made; then it clears words. Entry: all lanes of the rows' warp.
 SGL_DEVICE void write_rows(const AttentionInParams& p, const SliceShared& s) {
   const AttnInWords words = attn_in_words(p, s);
   store_normed(p, normed_x(p, words), p.x);
@@ -206,23 +200,19 @@ SGL_NO_UNROLL
 // Entry: all consumer threads.
 template <int32_t kNTiles>
 SGL_DEVICE void run_qkv(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, SliceConsumer& state) {
-  bool has_factors = false;
   run_tall_op<kNTiles>(
       fault_sink(p), s, p.rows, abi::kAttnInA, p.scales[abi::kAttnInA], p.geometry.hidden / abi::kSliceScaleBlock, attn_in_own(p, abi::kAttnInA),
       [&](int32_t i) { return attn_in_unit(p, abi::kAttnInA, i); },
-      [&](int32_t k0, int32_t k1) {
-        load_normed_panel(p, s, normed_x(p, words), k0, k1, has_factors);
-        has_factors = true;
-      },
+      [&](int32_t k0, int32_t k1) { load_normed_panel(p, s, normed_x(p, words), k0, k1); },
       [&](const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) { hand_over_qkv(p, words, unit, n, m, y); }, state);
 }
 template <int32_t kNTiles>
 SGL_DEVICE void run_queries(const AttentionInParams& p, const SliceShared& s, const AttnInWords& words, SliceConsumer& state) {
-  sync_consumers();  // everybody has read wqkv_a's panel and factors
+  sync_consumers();  // everybody has read wqkv_a's panel
   run_tall_op<kNTiles>(
       fault_sink(p), s, p.rows, abi::kAttnInB, p.scales[abi::kAttnInB], p.geometry.lora / abi::kSliceScaleBlock, attn_in_own(p, abi::kAttnInB),
       [&](int32_t i) { return attn_in_unit(p, abi::kAttnInB, i); },
-      [&](int32_t k0, int32_t k1) { load_normed_panel(p, s, normed_latent(p, words), k0, k1, false); },
+      [&](int32_t k0, int32_t k1) { load_normed_panel(p, s, normed_latent(p, words), k0, k1); },
       [&](const SliceUnit& unit, int32_t n, int32_t m, const Float2& y) { store_queries(p, s, unit, n, m, y); }, state);
 }
 

@@ -22,7 +22,8 @@ struct AttnInWords {
 };
 // Entry: behind the barrier that publishes the block's state.
 SGL_DEVICE AttnInWords attn_in_words(const AttentionInParams& p, const SliceShared& s) {
-  return {abi::attn_in_handover(p.geometry, p.rows, dialect::grid_dim()), p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
+  return {abi::attn_in_handover(p.geometry, p.rows, dialect::grid_dim()),
+          p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
 }
 
 SGL_DEVICE int32_t attn_in_splits(const AttentionInParams& p, AttnInOp op) { return abi::attn_in_splits(p.geometry, op, dialect::grid_dim()); }

@@ -23,7 +23,8 @@ struct AttnOutWords {
 };
 // Entry: behind the barrier that publishes the block's state.
 SGL_DEVICE AttnOutWords attn_out_words(const AttentionOutParams& p, const SliceShared& s) {
-  return {abi::attn_out_handover(p.geometry, p.rows, dialect::grid_dim()), p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
+  return {abi::attn_out_handover(p.geometry, p.rows, dialect::grid_dim()),
+          p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
 }
 
 SGL_DEVICE int32_t attn_out_splits(const AttentionOutParams& p, AttnOutOp op) {
@@ -44,7 +45,8 @@ SGL_DEVICE SliceUnit attn_out_unit_a(const AttentionOutParams& p, int32_t number
 }
 // Of wo_b: tile i % tiles of split i / tiles.
 SGL_DEVICE SliceUnit attn_out_unit_b(const AttentionOutParams& p, int32_t number) {
-  const int32_t tiles = abi::attn_out_tiles(p.geometry, abi::kAttnOutB), splits = attn_out_splits(p, abi::kAttnOutB), k = abi::attn_out_latent(p.geometry);
+  const int32_t tiles = abi::attn_out_tiles(p.geometry, abi::kAttnOutB), splits = attn_out_splits(p, abi::kAttnOutB);
+  const int32_t k = abi::attn_out_latent(p.geometry);
   SliceUnit unit{};
   unit.split = number / tiles;
   unit.row = number % tiles * abi::kTallRows;

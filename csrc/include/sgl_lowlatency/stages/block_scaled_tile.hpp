@@ -15,8 +15,8 @@ struct BlockScaledTile {
 
   SGL_DEVICE float sum(int32_t t, int32_t i) const { return kSums == 2 ? c[t][0][i] + c[t][kSums - 1][i] : c[t][0][i]; }
 
-  // factors: fp8_factor of the chunk's blocks of columns. row_of(row): where the lane reads that row of the activations, at the chunk's first column (PanelRow).
-  // Entry: all lanes; the stage is full.
+  // factors: fp8_factor of the chunk's blocks of columns. row_of(row): where the lane reads that row of the activations, at the chunk's first column
+  // (PanelRow). Entry: all lanes; the stage is full.
   template <class RowOf>
   SGL_DEVICE void multiply(const char* stage, int32_t chunk, int32_t lane, const uint32_t (&factors)[kFactors], const RowOf& row_of) {
     constexpr int32_t kPairs = kFactors;

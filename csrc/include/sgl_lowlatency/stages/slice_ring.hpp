@@ -12,8 +12,8 @@ struct SliceProducer {
 };
 
 // One stage: waits until few enough are under way and until the stage is free, and asks for it.
-// No more is under way than kMaxStagesInFlight stages' worth of bytes, `most` stages: enough to saturate memory, while more would only lengthen the queues
-// in which hand-overs wait.
+// No more is under way than kMaxStagesInFlight stages' worth of bytes, `most` stages: enough to saturate memory, while more would only lengthen the
+// queues in which hand-overs wait.
 // The wait on `empty` pairs with the consumer warps' arrivals (run_slice_op, run_tall_op): their reads are done before the copy overwrites them. The
 // announced bytes and the copy complete `full`, which they wait for. The first pass over the ring finds it empty.
 SGL_DEVICE void produce_slice_stage(sync::FaultSink sink, const SliceShared& s, int32_t op, const abi::WeightMap* map, int32_t most, int32_t row,

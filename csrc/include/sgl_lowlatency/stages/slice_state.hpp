@@ -18,7 +18,6 @@ struct SliceShared {
   SGL_DEVICE uint64_t* partials(int32_t half) const { return full(2 * abi::kSliceMaxStages) + half; }
   SGL_DEVICE abi::SliceBlockState* state() const { return section<abi::SliceBlockState>(at.state); }
   SGL_DEVICE int32_t* positions() const { return section<int32_t>(at.positions); }
-  SGL_DEVICE float* factors() const { return section<float>(at.factors); }
   SGL_DEVICE char* zero_row() const { return section<char>(at.zero_row); }
   SGL_DEVICE float* scratch() const { return section<float>(at.scratch); }
   SGL_DEVICE char* panel() const { return section<char>(at.panel); }

@@ -29,8 +29,8 @@ SGL_UNROLL
       [] { return abi::kUnwritten; });
 }
 
-// kWidth consecutive floats, whole vectors, of `splits` buffers that are `stride` words apart, added up in their order; kBatch splits are asked for at a
-// time. Each calling thread polls by itself.
+// kWidth consecutive floats, whole vectors, of `splits` buffers that are `stride` words apart, added up in their order; kBatch splits are asked for
+// at a time. Each calling thread polls by itself.
 template <int32_t kBatch = kSplitBatch, int32_t kWidth>
 SGL_DEVICE void await_split_sums(sync::FaultSink sink, int32_t edge, const uint32_t* buffer, int32_t first, int32_t stride, int32_t splits,
                                  float (&sum)[kWidth]) {
@@ -71,6 +71,29 @@ SGL_UNROLL
   for (int32_t mask = 16; mask > 0; mask /= 2) sum += dialect::shuffle_xor(sum, mask);
   if (dialect::planted(dialect::Planted::kSkippedNorm)) return 1.0f;
   return dialect::rsqrt(sum / static_cast<float>(width) + eps);
+}
+
+// What a lane fills of a panel at a time: vectors, eight columns each, lane and every 32nd on, kPerRow of a row of the warp's and of the kRows - 1
+// next ones. Number i is vector vector(i) of row row(i), where is_there(i).
+template <int32_t kPerRow, int32_t kRows>
+struct PanelBatch {
+  static constexpr int32_t kCount = kPerRow * kRows;
+  int32_t first_row, first_vector, rows, width;
+  SGL_DEVICE int32_t row(int32_t i) const { return first_row + i / kPerRow * abi::kNumConsumerWarps; }
+  SGL_DEVICE int32_t vector(int32_t i) const { return first_vector + i % kPerRow * 32; }
+  SGL_DEVICE bool is_there(int32_t i) const { return row(i) < rows && vector(i) < width; }
+};
+
+// The warp's rows of a panel [rows, width vectors], every eighth: visit(batch) for each PanelBatch. Entry: all lanes of a consumer warp; all of them
+// visit.
+template <int32_t kPerRow, int32_t kRows, class Visit>
+SGL_DEVICE void visit_panel(int32_t rows, int32_t width, const Visit& visit) {
+  const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
+SGL_NO_UNROLL
+  for (int32_t row = warp; row < rows; row += kRows * abi::kNumConsumerWarps) {
+SGL_NO_UNROLL
+    for (int32_t vector = 0; vector < width; vector += kPerRow * 32) visit(PanelBatch<kPerRow, kRows>{row, vector + lane, rows, width});
+  }
 }
 
 // The warp's pieces, 128 columns of a row each, of matrices [rows, width]: number i is piece i % (width / 128) of row i / (width / 128).

@@ -1,13 +1,14 @@
-// The consumers' part of one FP8 product of a slice: rows times the block's units of a matrix, tiles of kTallRows rows of which each of the eight warps
-// has sixteen for itself. A warp's sums stay in its registers over all of the unit's columns and are finished from there: warps meet at panels alone.
+// The consumers' part of one FP8 product of a slice: rows times the block's units of a matrix, tiles of kTallRows rows of which each of the eight
+// warps has sixteen for itself. A warp's sums stay in its registers over all of the unit's columns and are finished from there: warps meet at panels
+// alone.
 #pragma once
 #include "sgl_lowlatency/stages/block_scaled_tile.hpp"
 #include "sgl_lowlatency/stages/slice_state.hpp"
 
 namespace sgl_lowlatency::stages {
 
-// Calls finish(n, m, y) with a warp's finished values: y are rows m, m + 1 of the unit, of activations' row n < rows. A lane of the MMA's result has rows
-// g and g + 8 of columns 2t, 2t + 1: neighbouring lanes of g swap one each. Entry: all lanes of the warp.
+// Calls finish(n, m, y) with a warp's finished values: y are rows m, m + 1 of the unit, of activations' row n < rows. A lane of the MMA's result has
+// rows g and g + 8 of columns 2t, 2t + 1: neighbouring lanes of g swap one each. Entry: all lanes of the warp.
 template <int32_t kNTiles, class Finish>
 SGL_DEVICE void visit_tall_pairs(const BlockScaledTile<kNTiles>& tile, int32_t rows, int32_t warp, int32_t lane, const Finish& finish) {
   const bool is_odd = (lane / 4) % 2 != 0;
@@ -23,9 +24,9 @@ SGL_UNROLL
   }
 }
 
-// Units `own` of operation `op`, number i being unit_of(i). Its columns pass in sections, as many as the panel holds. load(k0, k1): fills the panel with
-// columns [k0, k1) and ends with a consumer barrier; called where they change. scales: of the matrix, scale_pitch floats for each kSliceScaleBlock rows;
-// lane l has those of the section's stage l, asked for a section ahead. finish(unit, n, m, y): as of visit_tall_pairs.
+// Units `own` of operation `op`, number i being unit_of(i). Its columns pass in sections, as many as the panel holds. load(k0, k1): fills the panel
+// with columns [k0, k1) and ends with a consumer barrier; called where they change. scales: of the matrix, scale_pitch floats for each
+// kSliceScaleBlock rows; lane l has those of the section's stage l, asked for a section ahead. finish(unit, n, m, y): as of visit_tall_pairs.
 // Entry: all consumer threads.
 template <int32_t kNTiles, class UnitOf, class Load, class Finish>
 SGL_DEVICE void run_tall_op(sync::FaultSink sink, const SliceShared& s, int32_t rows, int32_t op, const float* scales, int32_t scale_pitch,
