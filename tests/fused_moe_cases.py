@@ -49,14 +49,12 @@ class Moe:
     """A layer and the kernel. Results are of the newest launch, on the CPU."""
 
     def __init__(
-        self, hidden=256, intermediate=128, num_experts=32, top_k=3, max_rows=48, grid=4, device="cpu", emulation=None, weights=None, num_copies=4,
-        **kwargs,
+        self, hidden=256, intermediate=128, num_experts=32, top_k=3, max_rows=48, grid=4, device="cpu", emulation=None, weights=None, **kwargs
     ):
         self.device = torch.device(device)
         self.weights = weights or random_weights(hidden, intermediate, num_experts, top_k, device, **kwargs)
         self.num_experts, self.top_k, self.hidden = num_experts, top_k, hidden
-        self.kernel = FusedMoe(hidden, intermediate, num_experts, top_k, max_rows, self.device, grid, deadline_s=2.0, emulation=emulation,
-                               num_copies=num_copies)  # fmt: skip
+        self.kernel = FusedMoe(hidden, intermediate, num_experts, top_k, max_rows, self.device, grid, deadline_s=2.0, emulation=emulation)
         self.layer = self.kernel.prepare(self.weights)
 
     def inputs(self, rows, seed=0):

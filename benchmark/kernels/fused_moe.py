@@ -1,13 +1,12 @@
 """GPU time of the MoE of a DeepSeek-V4.1 layer at its own sizes: fused_moe against the bytes it must read, and beside FlashInfer's experts.
 
-    python3 -m benchmark.kernels.fused_moe --out OUT [--rows 1,6,12,48] [--inputs 4] [--copies 4,8]
+    python3 -m benchmark.kernels.fused_moe --out OUT [--rows 1,6,12,48] [--inputs 4]
 
 On is fused_moe, router to combined output. Where FlashInfer's fused_moe_90 is there as a file (it would compile for an hour), the experts alone of
 SGLang's path stand beside it: cutlass_fused_moe on the same interleaved tensors with choices made beforehand, neither router nor top-k nor shared
 expert nor the addition: no ratio is made of the two. Both are captured in a graph of `--inputs` launches with other rows each, so that experts differ
 and weights come from memory; times are of one launch. The floor: router, shared expert and every distinct expert with its scales, each read once, at
-the measured read bandwidth. --copies: bulk copies that bring a stage of FP4; a case for each. A build with SGL_LOWLATENCY_PLANTED=44 multiplies no
-expert: its times are those of the stream, hand-overs and barriers alone, its results wrong and reported so.
+the measured read bandwidth.
 
 Checked before the times: logits to fp32 rounding, output through the numerics gate, choices by the rule. Needs torch, a GPU and the package; 8 GB.
 
@@ -16,7 +15,6 @@ Exit status: 0 if every case was measured and no check failed.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
@@ -69,12 +67,12 @@ def random_weights(device: torch.device) -> FusedMoeWeights:
 class Ours:
     """fused_moe on `num_inputs` sets of rows."""
 
-    def __init__(self, weights: FusedMoeWeights, rows: int, num_inputs: int, num_copies: int) -> None:
+    def __init__(self, weights: FusedMoeWeights, rows: int, num_inputs: int) -> None:
         device = weights.router.device
         generator = torch.Generator(device=device).manual_seed(rows)
         blocks = torch.cuda.get_device_properties(device).multi_processor_count
         self.weights = weights
-        self.kernel = FusedMoe(HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, rows, device, blocks, deadline_s=5.0, num_copies=num_copies)
+        self.kernel = FusedMoe(HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K, rows, device, blocks, deadline_s=5.0)
         self.layer = self.kernel.prepare(weights)
         self.x = [torch.randn(rows, HIDDEN, generator=generator, device=device).bfloat16() for _ in range(num_inputs)]
         self.out = [torch.full_like(x, float("nan")) for x in self.x]
@@ -176,19 +174,11 @@ def measure(ours: Ours, groups: int, group_ms: float) -> tuple[list[float], list
 
 
 def row_of(
-    rows: int,
-    num_copies: int,
-    num_active: float,
-    experts_ms: list[float],
-    on_ms: list[float],
-    read_gb_s: float,
-    points_us: dict[str, list[float]],
-    wrong: list[str],
+    rows: int, num_active: float, experts_ms: list[float], on_ms: list[float], read_gb_s: float, points_us: dict[str, list[float]], wrong: list[str]
 ) -> dict:
     """The results row of one case."""
     return {
-        "model": "deepseek-v4.1-flash", "dtype": "fp4", "tp": 1, "mode": "decode", "kernel": "fused_moe", "metric": "moe",
-        "rows": rows, "num_copies": num_copies,
+        "model": "deepseek-v4.1-flash", "dtype": "fp4", "tp": 1, "mode": "decode", "kernel": "fused_moe", "metric": "moe", "rows": rows,
         "active_experts": round(num_active, 2), "floor_ms": round(floors.floor_ms(floor_bytes(rows, num_active), read_gb_s), 6),
         "flashinfer_experts_ms": [round(t, 6) for t in experts_ms], "on_ms": [round(t, 6) for t in on_ms], "points_us": points_us, "problems": wrong,
     }  # fmt: skip
@@ -197,29 +187,20 @@ def row_of(
 def table(content: dict) -> str:
     """One line a case, times in microseconds."""
     lines = [f"{content['gpu']}, driver {content['driver']}, {content['versions']}"]
-    lines.append(f"{'rows':>4} {'copies':>6} {'experts':>7} {'flashinfer us':>14} {'on us':>8} {'floor us':>8} {'share':>6}  problems")
+    lines.append(f"{'rows':>4} {'experts':>7} {'flashinfer us':>14} {'on us':>8} {'floor us':>8} {'share':>6}  problems")
     for row in content["rows"]:
         off = f"{1e3 * stats.median(row['flashinfer_experts_ms']):14.2f}" if row["flashinfer_experts_ms"] else f"{'-':>14}"
         lines.append(
-            f"{row['rows']:4d} {row['num_copies']:6d} {row['active_experts']:7.1f} {off} {1e3 * stats.median(row['on_ms']):8.2f}"
-            f" {1e3 * row['floor_ms']:8.2f} {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
+            f"{row['rows']:4d} {row['active_experts']:7.1f} {off} {1e3 * stats.median(row['on_ms']):8.2f} {1e3 * row['floor_ms']:8.2f}"
+            f" {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
         )
         lines.append("     us, median and last block: " + ", ".join(f"{name} {a:.1f} {b:.1f}" for name, (a, b) in row["points_us"].items()))
     return "\n".join(lines)
 
 
-def copies(text: str) -> tuple[int, ...]:
-    """A comma list of 4 and 8."""
-    found = numbers(4, 8)(text)
-    if set(found) - {4, 8}:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of 4 and 8")
-    return found
-
-
 def main() -> int:
     parser = command.parser(__doc__, "kernel-fused-moe", deadline_s=120)
     parser.add_argument("--rows", type=numbers(1, MAX_ROWS), default=(1, 6, 12, 48), help="rows of a launch, comma list")
-    parser.add_argument("--copies", type=copies, default=(4,), help="bulk copies of a stage of FP4, 4 or 8, comma list")
     parser.add_argument("--inputs", type=int, default=4, help="launches of one graph, each with rows of its own")
     args = parser.parse_args()
     if command.refused("fused_moe"):
@@ -229,13 +210,12 @@ def main() -> int:
     read_gb_s = command.measure_bandwidth(results, 4.0)
     with torch.no_grad():
         weights = random_weights(device)
-        for rows, num_copies in ((rows, num_copies) for rows in args.rows for num_copies in args.copies):
-            ours = Ours(weights, rows, args.inputs, num_copies)
+        for rows in args.rows:
+            ours = Ours(weights, rows, args.inputs)
             experts_ms, on_ms, wrong = measure(ours, args.groups, args.group_ms)
-            row = results.add(**row_of(rows, num_copies, ours.num_active(), experts_ms, on_ms, read_gb_s, ours.points_us(), wrong))
+            row = results.add(**row_of(rows, ours.num_active(), experts_ms, on_ms, read_gb_s, ours.points_us(), wrong))
             us = 1e3 * stats.median(on_ms)
-            share = f"share of the floor {row['on_floor_share']}"
-            deadline.say(f"{rows} rows, {num_copies} copies: {us:.1f} us, {share}; {'; '.join(wrong) or 'checked'}")
+            deadline.say(f"{rows} rows: {us:.1f} us, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
     return command.end(results, table)
 
 

@@ -10,7 +10,7 @@ void bind_fused_moe(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMoeMaxRows); SGL_CONSTANT(kMoeMaxTopK); SGL_CONSTANT(kMoeStepK); SGL_CONSTANT(kMoeMaxScaleByte); SGL_CONSTANT(kMoeSharedCost);
-  SGL_CONSTANT(kMoeMaxHidden); SGL_CONSTANT(kMoeMaxIntermediate); SGL_CONSTANT(kMoeBlockBytes);
+  SGL_CONSTANT(kMoeMaxHidden); SGL_CONSTANT(kMoeMaxIntermediate);
 #undef SGL_CONSTANT
   a.attr("kMoeStateBytes") = py::int_(sizeof(abi::MoeState));
   a.attr("kMoeEdgeNames") = std::vector<std::string>{"logits", "choices", "activation", "output"};
@@ -22,7 +22,7 @@ void bind_fused_moe(py::module_& m) {
              return abi::MoeGeometry{hidden, intermediate, num_experts, top_k};
            }),
            py::arg("hidden"), py::arg("intermediate"), py::arg("num_experts"), py::arg("top_k"));
-  py::class_<abi::MoeSmem>(a, "MoeSmem").def_readonly("total_bytes", &abi::MoeSmem::total_bytes).def_readonly("num_stages", &abi::MoeSmem::num_stages);
+  py::class_<abi::MoeSmem>(a, "MoeSmem").def_readonly("total_bytes", &abi::MoeSmem::total_bytes);
   py::class_<abi::MoeHandover>(a, "MoeHandover")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::MoeHandover::name)
       SGL_FIELD(logits) SGL_FIELD(choices) SGL_FIELD(activation) SGL_FIELD(output) SGL_FIELD(total_words);
@@ -40,7 +40,7 @@ void bind_fused_moe(py::module_& m) {
   params.def(py::init([] { return abi::FusedMoeParams{}; }))
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::FusedMoeParams::name)
       SGL_FIELD(rows) SGL_FIELD(geometry) SGL_FIELD(routed_scaling) SGL_FIELD(swiglu_limit) SGL_FIELD(alt_token_id) SGL_FIELD(shared)
-      SGL_FIELD(deadline_ns) SGL_FIELD(rank) SGL_FIELD(num_copies) SGL_FIELD(generation_words);
+      SGL_FIELD(deadline_ns) SGL_FIELD(rank) SGL_FIELD(generation_words);
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::FusedMoeParams::name)
   SGL_POINTER(x); SGL_POINTER(router); SGL_POINTER(bias); SGL_POINTER(bias_alt); SGL_POINTER(token_ids); SGL_POINTER(num_live_rows);

@@ -41,7 +41,6 @@ void check_fused_moe(const abi::FusedMoeParams& p, int32_t grid) {
           "out_ids, out_weights and out_logits are there together");
   const abi::MoeSmem shared = abi::moe_smem(g, p.rows);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not moe_smem of geometry and rows");
-  require(p.num_copies == 4 || p.num_copies == abi::kMoeMaxCopies, "num_copies " + std::to_string(p.num_copies) + " is not 4 or 8");
   require(p.generation_words % 4 == 0 && p.generation_words >= abi::moe_handover(g, p.rows).total_words, "generation_words are too few for the rows");
   require(p.deadline_ns > 0, "deadline_ns is 0");
   const void* const pointers[] = {p.x, p.router, p.bias, p.gate_up, p.gate_up_scale, p.down, p.down_scale, p.shared_gate_up, p.shared_gate_up_scale,

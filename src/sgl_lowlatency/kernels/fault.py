@@ -129,8 +129,6 @@ def describe_moe_fault(record) -> str:
         return f"{waited} for {what} ring stage {record.edge} of {_C.abi.kMoeOpNames[record.layer]}"
     if kind == "routing":
         return f"{waited} for its own routing"
-    if kind == "partial":
-        return f"{waited} for its warps to deliver a tile of {_C.abi.kMoeOpNames[record.layer]}"
     return f"{waited} for word {record.expected} of {_C.abi.kMoeEdgeNames[record.edge]}, which no block has written"
 
 

@@ -27,7 +27,7 @@ MAX_INTERMEDIATE: int = _C.abi.kMoeMaxIntermediate
 MAX_SCALE_BYTE: int = _C.abi.kMoeMaxScaleByte  # e8m0, of FP4: 2^1
 MAX_SHARED_SCALE = 2.0**7  # of FP8
 MIN_SHARED_SCALE = 2.0**-100
-_SMEM_BYTES: int = _C.abi.kMoeBlockBytes
+_SMEM_BYTES = 232448  # of one block on sm_90a, sm_100a and sm_103a
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +70,7 @@ class FusedMoe:
     """Owns the workspace of the kernel and what outlives its launches, and launches it; the layers of a model share one.
 
     geometry: of `weights`' shapes; every layer has them. max_rows: of a launch, up to MAX_ROWS. grid: blocks, at most one an SM. deadline_s: of every
-    wait in the kernel. num_copies: bulk copies that bring a stage of FP4, 4 or 8; changes no result.
-
-    Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
+    wait in the kernel. Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(
@@ -87,7 +85,6 @@ class FusedMoe:
         deadline_s: float,
         rank: int = 0,
         emulation: EmulationOptions | None = None,
-        num_copies: int = 4,
     ):
         self.device = kernel_device(device)
         self.hidden, self.intermediate, self.num_experts, self.top_k = hidden, intermediate, num_experts, top_k
@@ -105,8 +102,8 @@ class FusedMoe:
         self._workspace = torch.full((2 * self._words,), -1, dtype=torch.int32, device=self.device)  # abi::kUnwritten
         self._state = torch.zeros(_C.abi.kMoeStateBytes, dtype=torch.uint8, device=self.device)
         self._host = HostWords(self.device, FAULT_BYTES)
-        self._deadline_ns, self._rank, self._num_copies = int(deadline_s * 1e9), rank, num_copies
-        shared_bytes = max(_C.moe_smem(self._geometry, rows).total_bytes for rows in range(1, max_rows + 1))  # fewer rows leave the ring more stages
+        self._deadline_ns, self._rank = int(deadline_s * 1e9), rank
+        shared_bytes = _C.moe_smem(self._geometry, max_rows).total_bytes
         if shared_bytes > _SMEM_BYTES:
             raise ValueError(f"hidden {hidden} and intermediate {intermediate} need {shared_bytes} bytes of shared memory; a block has {_SMEM_BYTES}")
         if self.device.type == "cuda":
@@ -130,7 +127,6 @@ class FusedMoe:
                      "shared_down_scale"):  # fmt: skip
             setattr(params, name, getattr(weights, name).data_ptr())
         params.bias_alt = 0 if weights.bias_alt is None else weights.bias_alt.data_ptr()
-        params.num_copies = self._num_copies
         params.workspace, params.generation_words = self._workspace.data_ptr(), self._words
         params.state, params.fault = self._state.data_ptr(), self._host.address
         return _Layer(params, weights)

@@ -1,4 +1,4 @@
-"""What an operator reads of a launch of a slice or of fused_moe that ended itself. Oracle: the texts."""
+"""What an operator reads of a slice's launch that ended itself. Oracle: the texts."""
 
 from types import SimpleNamespace
 
@@ -31,8 +31,3 @@ def test_attention_in():
     assert text == "attention_in stopped: rank 1, SM 7, block 8 waited 2.00 s for its warps to deliver a tile of wqkv_a"
     text = fault.describe_attention_in_fault(record("bad_slot", edge=2, expected=64, waited_ns=64))
     assert text == "attention_in stopped: rank 1, SM 7, block 8: row 2 has KV slot 64, outside 0..63 (the slots of the KV pool)"
-
-
-def test_fused_moe():
-    text = fault.describe_moe_fault(record("partial", layer=4))
-    assert text == "fused_moe stopped: rank 1, SM 7, block 8 waited 2.00 s for its warps to deliver a tile of down"

@@ -13,10 +13,9 @@ constexpr int32_t kMoeColumns = 8;         // of the MMA: rows that one tile of 
 constexpr int32_t kMoeStepK = 128;         // K elements of a step: a lane has 32 consecutive ones, one FP4 scale a row of weights
 constexpr int32_t kMoeSplitK = 1024;       // K elements of a router item
 constexpr int32_t kMoeRowWords = 2;        // words of a set of rows: row r is bit r % 32 of word r / 32
-constexpr int32_t kMoeMaxStages = 7;       // of the weight ring; as many as there is room for
+constexpr int32_t kMoeStages = 4;          // of the weight ring
 constexpr int32_t kMoeStageBytes = 20992;  // of one: the largest MoeOp's
-constexpr int32_t kMoeBlockBytes = 232448; // shared memory of a block on sm_90a, sm_100a and sm_103a
-constexpr int32_t kMoeMaxCopies = 8;       // bulk copies of a stage of FP4
+constexpr int32_t kMoeScaleSlots = 3;      // of FP4 scales: what a slot held was read kMoeStages stages before it is filled again (DESIGN.md)
 constexpr int32_t kMoeMaxHidden = 5120;    // 8 rows of FP4 are a stage
 constexpr int32_t kMoeMaxIntermediate = 2560;  // 16 rows of FP4 are a stage
 constexpr int32_t kMoeProducerWarp = kNumConsumerWarps;
@@ -31,7 +30,7 @@ enum MoeOp : int32_t {
   kMoeRouter = 0,        // logits: 16 experts and kMoeSplitK columns an item
   kMoeSharedGateUp = 1,  // 16 gate rows and their up rows
   kMoeGateUp = 2,
-  kMoeSharedDown = 3,    // 32 rows
+  kMoeSharedDown = 3,    // 64 rows
   kMoeDown = 4,
   kNumMoeOps = 5
 };
@@ -60,8 +59,8 @@ struct MoeGeometry {
 };
 
 // Stages of FP8 and bf16 are 16 rows of at most so many steps, each row a copy of its own, `pitch` bytes apart: what eight lanes read at a time lies
-// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are 8 stored rows of gate_up, 16 of down, all of K,
-// in pieces of at most four rows (moe_fp4_row).
+// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are one copy: 8 stored rows of gate_up, 16 of down,
+// all of K.
 struct MoeStage {
   int32_t steps;
   int32_t step_bytes;  // of one row
@@ -71,10 +70,8 @@ SGL_ABI_FUNCTION MoeStage moe_stage(MoeOp op) {
   if (op == kMoeRouter) return {4, 256, 1056};
   return op == kMoeSharedGateUp ? MoeStage{10, 128, 1296} : MoeStage{9, 128, 1168};
 }
-// Byte offset of a stored row in a stage of FP4: rows are a multiple of 64 bytes, mostly of 128, and each four begin another 64 further on.
-SGL_ABI_FUNCTION int32_t moe_fp4_row(int32_t row, int32_t row_bytes) { return row * row_bytes + row / 4 * 64; }
-static_assert(16 * 1056 <= kMoeStageBytes && 16 * 1296 + 10 * 16 <= kMoeStageBytes && 8 * kMoeMaxHidden / 2 + 64 <= kMoeStageBytes &&
-                  16 * kMoeMaxIntermediate / 2 + 192 <= kMoeStageBytes, "every op's stage fits");
+static_assert(16 * 1056 <= kMoeStageBytes && 16 * 1296 + 10 * 16 <= kMoeStageBytes && 8 * kMoeMaxHidden / 2 <= kMoeStageBytes &&
+                  16 * kMoeMaxIntermediate / 2 <= kMoeStageBytes, "every op's stage fits");
 
 SGL_ABI_FUNCTION int32_t moe_ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 SGL_ABI_FUNCTION int32_t moe_groups(int32_t rows) { return moe_ceil_div(rows, kMoeColumns); }
@@ -83,7 +80,7 @@ SGL_ABI_FUNCTION int32_t moe_splits(const MoeGeometry& g) { return moe_ceil_div(
 // Units of one matrix: the tiles of an op.
 SGL_ABI_FUNCTION int32_t moe_tiles(const MoeGeometry& g, MoeOp op) {
   if (op == kMoeRouter) return g.num_experts / 16 * moe_splits(g);
-  return op == kMoeSharedGateUp || op == kMoeGateUp ? g.intermediate / 16 : g.hidden / 32;
+  return op == kMoeSharedGateUp || op == kMoeGateUp ? g.intermediate / 16 : g.hidden / 64;
 }
 
 // A block's share of `total` routed units beside its even share of `shared` static ones, kMoeSharedCost each: the sums are even. All units once,
@@ -125,26 +122,17 @@ struct MoeState {
 };
 static_assert(sizeof(MoeState) == 384, "counters keep their lines");
 
-// A block's units of an op: `count` contiguous ones from tile `tile` of job `job` on (of static ops: of group `job` of rows).
-struct MoeUnitRange {
-  int32_t count;
-  int32_t job;
-  int32_t tile;
-};
-
-// What begin and routing leave in shared memory, beside the lists.
+// What the routing leaves in shared memory, beside the lists.
 struct MoeBlockState {
   int32_t generation;      // of this launch, 0 or 1
   int32_t num_jobs;        // an active expert and up to kMoeColumns of its pairs
   int32_t words_to_clear;  // of the other generation
-  MoeUnitRange units[kNumMoeOps];  // of static ops from the begin on, of the others behind the routing
+  int32_t reserved;
 };
 
 // Dynamic shared memory of one block: byte offsets, multiples of 16.
 struct MoeSmem {
-  int32_t num_stages;       // of the ring
-  int32_t num_scale_slots;  // of FP4 scales: what a slot held was read num_stages stages before it is filled again (DESIGN.md)
-  int32_t barriers;  // full[num_stages], empty[num_stages], partials[2], routed as uint64_t
+  int32_t barriers;  // full[kMoeStages], empty[kMoeStages], routed as uint64_t
   int32_t state;     // MoeBlockState
   int32_t row_bits;  // [kMoeRowWords][num_experts] uint32
   int32_t ids;       // [rows * top_k] uint32: choices
@@ -154,12 +142,10 @@ struct MoeSmem {
   int32_t job_expert;  // [rows * top_k] int32, by job
   int32_t job_first;   // [rows * top_k] int32: its first pair
   int32_t job_count;   // [rows * top_k] int32: its pairs, at most kMoeColumns
-  int32_t scores;    // [num_experts] float: of the row that the block chooses for
-  int32_t bases;     // [num_experts] int32: an expert's first pair
-  int32_t scales;    // [num_scale_slots] of moe_scale_slot_bytes: FP4 scales of 64 rows
+  int32_t scales;    // [kMoeScaleSlots] of moe_scale_slot_bytes: FP4 scales of 64 rows
   int32_t scratch;   // [2][kNumConsumerWarps][2][16 * kMoeColumns] float: what warps add up
-  int32_t panel;     // [min(rows, kMoeColumns)] of panel_pitch: the B operand
-  int32_t ring;      // [num_stages] of kMoeStageBytes, at a multiple of 1024
+  int32_t panel;     // [kMoeColumns] of panel_pitch: the B operand
+  int32_t ring;      // [kMoeStages] of kMoeStageBytes, at a multiple of 1024
   int32_t total_bytes;
 };
 // Columns 16 u .. 16 u + 15 of a panel row are two pieces of 16 bytes, 64 apart, so that the pieces which the four lanes of a row read at a time lie
@@ -170,8 +156,7 @@ SGL_ABI_FUNCTION int32_t moe_scale_slot_bytes(const MoeGeometry& g) {
   return (g.hidden > g.intermediate ? g.hidden : g.intermediate) / kMoeStepK * 256;
 }
 
-// With so many stages. Three slots of scales hold for up to five stages, four for more.
-SGL_ABI_FUNCTION MoeSmem moe_smem_of(const MoeGeometry& g, int32_t rows, int32_t num_stages) {
+SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
   MoeSmem at{};
   int32_t end = 0;
   const int32_t pairs = rows * g.top_k, widest = g.hidden > g.intermediate ? g.hidden : g.intermediate;
@@ -180,9 +165,7 @@ SGL_ABI_FUNCTION MoeSmem moe_smem_of(const MoeGeometry& g, int32_t rows, int32_t
     end += (bytes + 15) / 16 * 16;
     return begin;
   };
-  at.num_stages = num_stages;
-  at.num_scale_slots = num_stages > 5 ? 4 : 3;
-  at.barriers = take((2 * num_stages + 3) * 8);
+  at.barriers = take((2 * kMoeStages + 1) * 8);
   at.state = take(static_cast<int32_t>(sizeof(MoeBlockState)));
   at.row_bits = take(kMoeRowWords * g.num_experts * 4);
   at.ids = take(pairs * 4);
@@ -192,22 +175,12 @@ SGL_ABI_FUNCTION MoeSmem moe_smem_of(const MoeGeometry& g, int32_t rows, int32_t
   at.job_expert = take(pairs * 4);
   at.job_first = take(pairs * 4);
   at.job_count = take(pairs * 4);
-  at.scores = take(g.num_experts * 4);
-  at.bases = take(g.num_experts * 4);
-  at.scales = take(at.num_scale_slots * moe_scale_slot_bytes(g));
+  at.scales = take(kMoeScaleSlots * moe_scale_slot_bytes(g));
   at.scratch = take(2 * kNumConsumerWarps * 2 * 16 * kMoeColumns * 4);
-  at.panel = take((rows < kMoeColumns ? rows : kMoeColumns) * moe_panel_pitch(widest));
+  at.panel = take(kMoeColumns * moe_panel_pitch(widest));
   at.ring = (end + 1023) / 1024 * 1024;
-  at.total_bytes = at.ring + num_stages * kMoeStageBytes;
+  at.total_bytes = at.ring + kMoeStages * kMoeStageBytes;
   return at;
-}
-
-SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
-  for (int32_t num_stages = kMoeMaxStages; num_stages > 2; --num_stages) {
-    const MoeSmem at = moe_smem_of(g, rows, num_stages);
-    if (at.total_bytes <= kMoeBlockBytes) return at;
-  }
-  return moe_smem_of(g, rows, 2);
 }
 
 struct FusedMoeParams {
@@ -217,7 +190,6 @@ struct FusedMoeParams {
   float swiglu_limit;     // gates are at most it, ups within +- it; infinity: none
   int64_t alt_token_id;   // rows of this token rank by bias_alt
   MoeSmem shared;         // moe_smem of geometry and rows
-  int32_t num_copies;     // of a stage of FP4: 4 or kMoeMaxCopies pieces, a bulk copy each
   uint64_t deadline_ns;   // of a wait for another block; a wait for the ring lasts twice as long
   int32_t rank;           // for the fault record
 

@@ -49,7 +49,6 @@ enum class Planted : int32_t {
   kMissingStoreWait = 41,    // waves: a barrier in front of a release does not wait for the other waves' accesses
   kTransposedMix = 42,     // mHC: the mix of the streams is applied transposed
   kShortSinkhorn = 43,     // mHC: the mix is normalised once
-  kNoProducts = 44,        // fused_moe: experts are streamed and not multiplied: what a build's stream takes by itself, and a wrong result
 };
 
 }  // namespace sgl_lowlatency::dialect

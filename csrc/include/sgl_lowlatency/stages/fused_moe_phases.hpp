@@ -10,13 +10,10 @@ constexpr int32_t kNoPanel = -1;
 
 // What a consumer keeps from unit to unit.
 struct MoeConsumer {
-  MoeScales scales;
   MoeCursor at;
-  int32_t turn = 0;          // the warp that has the first item of the unit's next stage
+  MoeScales scales;
   int32_t panel = kNoPanel;  // what the panel holds (moe_panel_key)
-  int32_t half = 0;          // of scratch, that the next unit's parts go to
-  uint32_t parities = 0;     // of s.partials(half), bit by half: of the next wait
-  int32_t finisher = 0;      // the warp that begins to finish the next unit
+  int32_t half = 0;          // of scratch, that the next finish writes
 };
 
 // The rows or pairs that a unit's columns are: `count` from `first` on.
@@ -24,15 +21,15 @@ struct MoeSpan {
   int32_t first;
   int32_t count;
 };
-SGL_DEVICE MoeSpan moe_span(const FusedMoeParams& p, const MoeShared& s, int32_t op, int32_t job) {
-  if (is_routed_op(op)) return {s.job_first()[job], s.job_count()[job]};
+SGL_DEVICE MoeSpan moe_span(const FusedMoeParams& p, const MoeShared& s, MoeOp op, int32_t job) {
+  if (op == abi::kMoeGateUp || op == abi::kMoeDown) return {s.job_first()[job], s.job_count()[job]};
   const int32_t first = job * abi::kMoeColumns;
   return {first, p.rows - first < abi::kMoeColumns ? p.rows - first : abi::kMoeColumns};
 }
 
 // Up to kMoeColumns rows all of x stays in the panel, a row in its place.
 SGL_DEVICE bool keeps_x(const FusedMoeParams& p) { return p.rows <= abi::kMoeColumns; }
-SGL_DEVICE int32_t moe_panel_key(const FusedMoeParams& p, int32_t op, int32_t job) {
+SGL_DEVICE int32_t moe_panel_key(const FusedMoeParams& p, MoeOp op, int32_t job) {
   if (op == abi::kMoeRouter || op == abi::kMoeSharedGateUp) return keeps_x(p) ? 0 : job;
   return op == abi::kMoeGateUp && keeps_x(p) ? 0 : op << 16 | job;
 }
@@ -44,47 +41,27 @@ SGL_DEVICE void store_moe_columns(char* row, int32_t u, const uint32_t (&low)[4]
   *reinterpret_cast<Vec16*>(at + 64) = Vec16{{low[2], high[2], low[3], high[3]}};
 }
 
-// A thread's way through the panel's units, 16 columns of a row each: every kConsumerThreads-th one, with one division in the beginning.
-struct MoePanelWalk {
-  int32_t units;  // of a row
-  int32_t row;
-  int32_t unit;
-  int32_t row_stride;
-  int32_t unit_stride;
-  SGL_DEVICE void advance() {
-    row += row_stride;
-    unit += unit_stride;
-    if (unit < units) return;
-    unit -= units;
-    ++row;
-  }
-};
-SGL_DEVICE MoePanelWalk moe_panel_walk(int32_t columns) {
-  const int32_t units = columns / 16, thread = dialect::thread_idx();
-  return {units, thread / units, thread % units, kConsumerThreads / units, kConsumerThreads % units};
-}
-
 // Entry: all consumer threads. Ends with a consumer barrier.
-SGL_DEVICE void load_x_panel(const FusedMoeParams& p, const MoeShared& s, int32_t op, const MoeSpan& span) {
-  const int32_t pitch = abi::moe_panel_pitch(p.geometry.hidden);
+SGL_DEVICE void load_x_panel(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeSpan& span) {
+  const int32_t units = p.geometry.hidden / 16, pitch = abi::moe_panel_pitch(p.geometry.hidden);
   const bool is_all = keeps_x(p);
-  const int32_t rows = is_all ? p.rows : span.count;
-  MoePanelWalk at = moe_panel_walk(p.geometry.hidden);
+  const int32_t total = (is_all ? p.rows : span.count) * units;
 SGL_NO_UNROLL
-  while (at.row < rows) {
+  for (int32_t first = dialect::thread_idx(); first < total; first += kMoePanelBatch * kConsumerThreads) {
     Vec16 low[kMoePanelBatch], high[kMoePanelBatch];
-    MoePanelWalk ahead = at;
 SGL_UNROLL
-    for (int32_t i = 0; i < kMoePanelBatch; ++i, ahead.advance()) {
-      if (ahead.row >= rows) continue;
-      const int32_t row = is_all ? ahead.row : op == abi::kMoeGateUp ? s.pair_rows()[span.first + ahead.row] : span.first + ahead.row;
-      const bf16* const from = p.x + static_cast<int64_t>(row) * p.geometry.hidden + ahead.unit * 16;
+    for (int32_t i = 0; i < kMoePanelBatch; ++i) {
+      const int32_t unit = first + i * kConsumerThreads, j = unit / units;
+      if (unit >= total) continue;
+      const int32_t row = is_all ? j : op == abi::kMoeGateUp ? s.pair_rows()[span.first + j] : span.first + j;
+      const bf16* const from = p.x + static_cast<int64_t>(row) * p.geometry.hidden + unit % units * 16;
       low[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(from));
       high[i] = dialect::load_plain(reinterpret_cast<const Vec16*>(from + 8));
     }
 SGL_UNROLL
-    for (int32_t i = 0; i < kMoePanelBatch; ++i, at.advance()) {
-      if (at.row < rows) store_moe_columns(s.panel() + at.row * pitch, at.unit, low[i].w, high[i].w);
+    for (int32_t i = 0; i < kMoePanelBatch; ++i) {
+      const int32_t unit = first + i * kConsumerThreads;
+      if (unit < total) store_moe_columns(s.panel() + unit / units * pitch, unit % units, low[i].w, high[i].w);
     }
   }
   sync_consumers();
@@ -92,25 +69,21 @@ SGL_UNROLL
 
 // Activations of the span's vectors, as soon as they are there. Entry: all consumer threads. Ends with a consumer barrier.
 SGL_DEVICE void load_activation_panel(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t first_vector, int32_t count) {
-  const int32_t pitch = abi::moe_panel_pitch(p.geometry.intermediate);
-  MoePanelWalk at = moe_panel_walk(p.geometry.intermediate);
-  const int32_t begin = first_vector * at.units * 8;
+  const int32_t units = p.geometry.intermediate / 16, pitch = abi::moe_panel_pitch(p.geometry.intermediate), total = count * units;
+  const int32_t begin = first_vector * units * 8;
 SGL_NO_UNROLL
-  while (at.row < count) {
-    uint32_t half[2 * kMoeAwaitBatch][4];  // of the batch's unit i, its first eight columns at 2i, the others behind
-    int32_t first[kMoeAwaitBatch];         // word of the span
-    MoePanelWalk ahead = at;
+  for (int32_t first = dialect::thread_idx(); first < total; first += kMoeAwaitBatch * kConsumerThreads) {
+    uint32_t half[2 * kMoeAwaitBatch][4];  // of unit i, its first eight columns at 2i, the others behind
+    const auto unit = [&](int32_t i) { return first + i / 2 * kConsumerThreads; };
 SGL_UNROLL
-    for (int32_t i = 0; i < kMoeAwaitBatch; ++i, ahead.advance()) first[i] = ahead.row < count ? (ahead.row * at.units + ahead.unit) * 8 : -1;
-SGL_UNROLL
-    for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) half[i][0] = half[i][1] = half[i][2] = half[i][3] = first[i / 2] >= 0 ? abi::kUnwritten : 0u;
+    for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) half[i][0] = half[i][1] = half[i][2] = half[i][3] = unit(i) < total ? abi::kUnwritten : 0u;
     sync::wait_until(
-        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeActivation, static_cast<uint32_t>(begin + first[0]),
+        fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeActivation, static_cast<uint32_t>(begin + first * 8),
         [&] {
           bool is_complete = true;
 SGL_UNROLL
           for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) {
-            if (!sync::is_written(half[i])) dialect::load_words(half[i], words.activation() + begin + first[i / 2] + i % 2 * 4);
+            if (!sync::is_written(half[i])) dialect::load_words(half[i], words.activation() + begin + unit(i) * 8 + i % 2 * 4);
           }
 SGL_UNROLL
           for (int32_t i = 0; i < 2 * kMoeAwaitBatch; ++i) is_complete = is_complete && sync::is_written(half[i]);
@@ -118,16 +91,17 @@ SGL_UNROLL
         },
         [] { return abi::kUnwritten; });
 SGL_UNROLL
-    for (int32_t i = 0; i < kMoeAwaitBatch; ++i, at.advance()) {
-      if (at.row < count) store_moe_columns(s.panel() + at.row * pitch, at.unit, half[2 * i], half[2 * i + 1]);
+    for (int32_t i = 0; i < kMoeAwaitBatch; ++i) {
+      if (unit(2 * i) < total) store_moe_columns(s.panel() + unit(2 * i) / units * pitch, unit(2 * i) % units, half[2 * i], half[2 * i + 1]);
     }
   }
   sync_consumers();
 }
 
-// The warps' tiles into scratch: of slot `slot` and part `part`, [16][8]. row: the lane's first one.
-SGL_DEVICE void keep_moe_tile(float* scratch, int32_t slot, int32_t part, int32_t row, int32_t lane, const MoeTile& tile) {
-  float* const at = scratch + (slot * 2 + part) * 128 + row * 8 + lane % 4 * 2;
+// The warps' tiles into scratch: of slot `slot` and part `part`, [16][8]. A consumer barrier must follow.
+SGL_DEVICE void keep_moe_tile(float* scratch, int32_t slot, int32_t part, const MoeTile& tile) {
+  const int32_t lane = dialect::thread_idx() % 32;
+  float* const at = scratch + (slot * 2 + part) * 128 + lane / 4 * 8 + lane % 4 * 2;
   at[0] = tile.sum(0);
   at[1] = tile.sum(1);
   at[64] = tile.sum(2);
@@ -147,174 +121,94 @@ SGL_DEVICE float clamped_swiglu(float gate, float up, float limit) {
   return swiglu(gate, up);
 }
 
-// A unit whose parts are in scratch: of the op's tile `tile`, `count` columns, which are the vectors (router: rows) from `vector` on.
-struct MoeSums {
-  int32_t tile;
-  int32_t vector;
-  int32_t count;
-};
-// Warps that finish it: a column each, of the router two.
-SGL_DEVICE int32_t moe_finishers(int32_t op, int32_t count) { return op == abi::kMoeRouter ? (count + 1) / 2 : count; }
-
-// Activations of 16 channels of column `column`. Entry: all lanes of a warp.
-SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, const MoeSums& of, int32_t column, int32_t lane,
+// Activations of 16 channels of every column. Entry: all consumer threads, behind the barrier that follows keep_moe_tile.
+SGL_DEVICE void finish_gate_up(const FusedMoeParams& p, const float* scratch, int32_t tile, int32_t vector, int32_t count,
                                const MoeWords& words) {
-  const int32_t part = lane % 2, row = lane / 2;  // lanes 2r and 2r + 1 have row r's first and last four slots
-  float gate = moe_scratch_sum(scratch, part * 4, 4, 0, row * 8 + column);
-  float up = moe_scratch_sum(scratch, part * 4, 4, 1, row * 8 + column);
+  const int32_t thread = dialect::thread_idx(), part = thread % 2, is_second = thread / 2 % 2, column = thread / 4 % 8, pair = thread / 32;
+  const int32_t element = (pair * 2 + is_second) * 8 + column;  // of 16 channels; a warp has two of them, so that they meet in shuffles
+  float gate = moe_scratch_sum(scratch, part * 4, 4, 0, element);
+  float up = moe_scratch_sum(scratch, part * 4, 4, 1, element);
   gate += dialect::shuffle_xor(gate, 1);
   up += dialect::shuffle_xor(up, 1);
   const float own = clamped_swiglu(gate, up, p.swiglu_limit), next = dialect::shuffle_xor(own, 2);
-  if (lane % 4 != 0) return;
-  if (dialect::planted(dialect::Planted::kWithheldSignal) && of.tile == 0 && of.vector < p.rows) return;
+  if (part != 0 || is_second != 0 || column >= count) return;
+  if (dialect::planted(dialect::Planted::kWithheldSignal) && tile == 0 && vector < p.rows) return;
   uint32_t word[1] = {pack_bf16(own, next)};
-  sync::publish(words.activation() + static_cast<int64_t>(of.vector + column) * (p.geometry.intermediate / 2) + of.tile * 8 + lane / 4, word);
+  sync::publish(words.activation() + static_cast<int64_t>(vector + column) * (p.geometry.intermediate / 2) + tile * 8 + pair, word);
 }
 
-// 32 channels of a column. Entry: all lanes of a warp.
-SGL_DEVICE void finish_down(const FusedMoeParams& p, const float* scratch, const MoeSums& of, int32_t column, int32_t lane, const MoeWords& words) {
-  uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 8, lane / 16, lane % 16 * 8 + column))};
-  sync::publish(words.output() + static_cast<int64_t>(of.vector + column) * p.geometry.hidden + of.tile * 32 + lane, word);
+// 64 channels of every column. Entry: as finish_gate_up.
+SGL_DEVICE void finish_down(const FusedMoeParams& p, const float* scratch, int32_t tile, int32_t vector, int32_t count, const MoeWords& words) {
+  const int32_t thread = dialect::thread_idx(), column = thread / 32, part = thread % 32 / 8, row = thread % 8 * 2;
+  if (column >= count) return;
+  uint32_t word[2];
+SGL_UNROLL
+  for (int32_t i = 0; i < 2; ++i) {  // tile `part` is the one of number part / 2 of warps 0..3 or 4..7
+    word[i] = dialect::float_to_bits(moe_scratch_sum(scratch, part % 2 * 4, 4, part / 2, (row + i) * 8 + column));
+  }
+  sync::publish(words.output() + static_cast<int64_t>(vector + column) * p.geometry.hidden + tile * 64 + part * 16 + row, word);
 }
 
-// 16 experts of two columns. Entry: all lanes of a warp.
-SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, const MoeSums& of, int32_t nth, int32_t lane, const MoeWords& words) {
-  const int32_t expert = lane % 16, column = nth * 2 + lane / 16, splits = abi::moe_splits(p.geometry);
-  if (column >= of.count) return;
+SGL_DEVICE void finish_router(const FusedMoeParams& p, const float* scratch, int32_t item, int32_t row, int32_t count, const MoeWords& words) {
+  const int32_t thread = dialect::thread_idx(), expert = thread % 16, column = thread / 16, splits = abi::moe_splits(p.geometry);
+  if (column >= count) return;
   uint32_t word[1] = {dialect::float_to_bits(moe_scratch_sum(scratch, 0, 8, 0, expert * 8 + column))};
-  sync::publish(words.logits() + (of.tile % splits * p.rows + of.vector + column) * p.geometry.num_experts + of.tile / splits * 16 + expert, word);
+  sync::publish(words.logits() + (item % splits * p.rows + row + column) * p.geometry.num_experts + item / splits * 16 + expert, word);
 }
 
-// The unit whose parts are in half `half` of scratch, by warps in turn. Entry: all lanes of every consumer warp.
-SGL_DEVICE void finish_moe_unit(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t op, int32_t half, const MoeSums& of,
-                                int32_t warp, int32_t lane, MoeConsumer& state) {
-  // Pairs with the arrivals in run_moe_op: every warp's parts of the unit, and what its finishers read of the one before.
-  if (!dialect::planted(dialect::Planted::kPartialNoWait)) {
-    sync::wait_mbarrier(fault_sink(p), abi::kFaultPartial, op, half, s.partials(half), state.parities >> half & 1u);
-  }
-  state.parities ^= 1u << half;
-  const int32_t finishers = moe_finishers(op, of.count), nth = (warp - state.finisher) & (abi::kNumConsumerWarps - 1);
-  state.finisher = (state.finisher + finishers) & (abi::kNumConsumerWarps - 1);
-  if (nth >= finishers) return;
-  if (op == abi::kMoeRouter) {
-    finish_router(p, s.scratch(half), of, nth, lane, words);
-  } else if (reads_x(op)) {
-    finish_gate_up(p, s.scratch(half), of, nth, lane, words);
-  } else {
-    finish_down(p, s.scratch(half), of, nth, lane, words);
-  }
-}
-
-// Byte offsets of a lane in every stage of an op: of its words at step 0, and of its scales (FP4: in a tile's; FP8: in the stage's).
-struct MoeLane {
-  int32_t words;
-  int32_t scales;
-};
-SGL_DEVICE MoeLane moe_lane(int32_t op, const MoeWork& work, int32_t lane) {
-  const int32_t g = lane / 4, t = lane % 4;
-  const int32_t scale_lane = dialect::planted(dialect::Planted::kWrongScaleBlock) ? (t + 1) % 4 : t;  // of the next block of K
-  if (is_routed_op(op)) {
-    const int32_t row = fp4_row_of(g);
-    return {abi::moe_fp4_row(row, work.steps * (abi::kMoeStepK / 2)) + t * 16, row * 16 + scale_lane};
-  }
-  const int32_t pitch = abi::moe_stage(static_cast<MoeOp>(op)).pitch;
-  return {g * pitch + t * (op == abi::kMoeRouter ? 64 : 32), 16 * pitch + scale_lane * 4};
-}
-
-// The warp's items of the stage at `at`, added to `tile`: of a unit of `op`, its part `part` and run `run`, `steps` steps from `begin` on. row: the
-// lane's panel row, at its first piece.
-SGL_DEVICE void multiply_moe_stage(const FusedMoeParams& p, const MoeShared& s, MoeTile& tile, const char* at, int32_t op, const MoeLane& own,
-                                   int32_t unit_tile, int32_t part, int32_t run, int32_t begin, int32_t steps, const char* row, int32_t warp,
-                                   MoeConsumer& state) {
-  const bool is_gate_up = op == abi::kMoeGateUp;
-  const MoeItems items{(warp - state.turn) & (abi::kNumConsumerWarps - 1), is_gate_up ? steps : 2 * steps};
-  state.turn = (state.turn + items.count) & (abi::kNumConsumerWarps - 1);
-  if (dialect::planted(dialect::Planted::kNoProducts) && op != abi::kMoeRouter) return;
-  at += own.words;
-  if (is_routed_op(op)) {
-    const int32_t scale_tile = is_gate_up ? unit_tile % 4 : unit_tile % 2 * 2 + part;
-    const int32_t which = is_gate_up && !dialect::planted(dialect::Planted::kGateScaleForUp) ? part : 0;
-    const char* const scales = s.scales(state.scales.slot_of(which), p.geometry) + scale_tile * 4 + own.scales;
-    int32_t first = items.first, half = is_gate_up ? run : 0;  // of each 32 columns
-SGL_NO_UNROLL
-    for (;;) {
-      first = multiply_fp4_steps(tile, first, steps, at, scales, row + half * 128);
-      if (is_gate_up || half == 1) return;
-      at += abi::moe_fp4_row(8, steps * (abi::kMoeStepK / 2));
-      half = 1;
-    }
-  }
-  const int32_t pitch = abi::moe_stage(static_cast<MoeOp>(op)).pitch;
-  row += begin * 256;
-  if (op == abi::kMoeRouter) {
-    multiply_bf16_items(tile, items, at, pitch, row);
-  } else {
-    multiply_fp8_items(tile, items, at, pitch, reinterpret_cast<const float*>(at + (own.scales - own.words)), row);
-  }
-}
-
-// The block's units of an op. One piece of code for all of them, so that it stays in the instruction cache. Entry: all consumer threads.
-//
-// A unit is finished while the next one is under way, by warps in turn: no warp waits for a sum. A warp that is through a unit's first part awaits
-// that all have delivered the unit before, finishes it if it is its turn, and only then stores parts: the half of scratch that takes them is free,
-// since who delivered the unit before had finished the one before that. An op's last unit is finished at its end.
-SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t op, MoeConsumer& state) {
+// Entry: all consumer threads.
+template <MoeOp kOp>
+SGL_DEVICE void run_moe_op(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, MoeConsumer& state) {
+  constexpr bool kIsRouted = kOp == abi::kMoeGateUp || kOp == abi::kMoeDown, kReadsX = kOp != abi::kMoeSharedDown && kOp != abi::kMoeDown;
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32;
-  const MoeWork work = moe_work(p, op);
-  const MoeLane own = moe_lane(op, work, lane);
-  MoeSums before{0, 0, -1};  // count -1: none
+  const abi::TileRange share = moe_share(p, s, kOp);
 SGL_NO_UNROLL
-  for (MoeUnits unit = moe_units(s, op); unit.left > 0 || before.count >= 0; unit.advance(work.tiles)) {
-    const bool is_unit = unit.left > 0;
-    const char* row = nullptr;
-    MoeSums sums{unit.tile, 0, -1};
-    if (is_unit) {
-      const MoeSpan span = moe_span(p, s, op, unit.job);
-      sums.vector = (is_routed_op(op) ? p.rows : 0) + span.first;
-      sums.count = span.count;
-      const int32_t key = moe_panel_key(p, op, unit.job);
-      if (key != state.panel) {
-        sync_consumers();  // everybody has read what the panel holds
-        if (reads_x(op)) {
-          load_x_panel(p, s, op, span);
-        } else {
-          load_activation_panel(p, s, words, sums.vector, span.count);
-        }
-        state.panel = key;
+  for (int32_t i = share.begin; i < share.begin + share.count; ++i) {
+    const MoeUnit unit = moe_unit(p, kOp, i);
+    const MoeSpan span = moe_span(p, s, kOp, unit.job);
+    const int32_t vector = (kIsRouted ? p.rows : 0) + span.first;  // of activation and output
+    const int32_t key = moe_panel_key(p, kOp, unit.job);
+    if (key != state.panel) {
+      sync_consumers();  // everybody has read what the panel holds
+      if (kReadsX) {
+        load_x_panel(p, s, kOp, span);
+      } else {
+        load_activation_panel(p, s, words, vector, span.count);
       }
-      // Columns beyond the span repeat its last one; nobody takes their sums.
-      const int32_t column = lane / 4 < span.count ? lane / 4 : span.count - 1;
-      const int32_t panel_row = op == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
-      row = s.panel() + panel_row * abi::moe_panel_pitch(reads_x(op) ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
-      state.scales.begin_unit(op, unit.is_first, unit.tile);
-      state.turn = 0;  // what a block did before does not decide in which order it adds
+      state.panel = key;
     }
-    const MoeSplit extent = moe_extent(p, op, work, unit.tile);
+    // Columns beyond the span repeat its last one; nobody takes their sums.
+    const int32_t column = lane / 4 < span.count ? lane / 4 : span.count - 1;
+    const int32_t panel_row = kOp == abi::kMoeGateUp && keeps_x(p) ? s.pair_rows()[span.first + column] : column;
+    const char* const row = s.panel() + panel_row * abi::moe_panel_pitch(kReadsX ? p.geometry.hidden : p.geometry.intermediate) + lane % 4 * 16;
+    const int32_t num_stages = moe_num_stages(p, kOp, unit.tile);
+    state.scales.begin_unit(kOp, i == share.begin, unit.tile);
+    MoeTile tiles[2];
 SGL_NO_UNROLL
-    for (int32_t part = 0; part < work.parts; ++part) {
-      MoeTile tile;
-SGL_NO_UNROLL
-      for (int32_t run = 0; run < extent.runs && is_unit; ++run) {
-        const int32_t begin = is_routed_op(op) ? 0 : run * work.most, left = extent.steps - begin;
-        const int32_t steps = is_routed_op(op) || left < work.most ? left : work.most;
-        if (!dialect::planted(dialect::Planted::kRingNoWait)) {
-          sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, op, state.at.stage, s.full(state.at.stage), state.at.parity);
-        }
-        multiply_moe_stage(p, s, tile, s.stage(state.at.stage), op, own, unit.tile, part, run, extent.begin + begin, steps, row, warp, state);
-        dialect::sync_warp();
-        // Pairs with the producer's wait for `empty`: the warp has read the stage.
-        if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
-        state.at.advance(s.at.num_stages);
+    for (int32_t stage = 0; stage < num_stages; ++stage) {
+      const MoePiece piece = moe_piece(p, kOp, unit.tile, stage);
+      if (!dialect::planted(dialect::Planted::kRingNoWait)) {
+        sync::wait_mbarrier(fault_sink(p), abi::kFaultRingFull, kOp, state.at.stage, s.full(state.at.stage), state.at.parity);
       }
-      if (part == 0 && before.count >= 0) finish_moe_unit(p, s, words, op, state.half ^ 1, before, warp, lane, state);
-      if (!is_unit) break;
-      keep_moe_tile(s.scratch(state.half), warp, part, is_routed_op(op) ? fp4_row_of(lane / 4) : lane / 4, lane, tile);
+      const char* const at = s.stage(state.at.stage);
+      if (piece.part == 0) {
+        multiply_moe_stage<kOp>(p, s, tiles[0], at, piece, stage, unit, state.scales, row, warp);
+      } else {
+        multiply_moe_stage<kOp>(p, s, tiles[1], at, piece, stage, unit, state.scales, row, warp);
+      }
+      dialect::sync_warp();
+      // Pairs with the producer's wait for `empty`: the warp has read the stage.
+      if (lane == 0) dialect::mbarrier_arrive(s.empty(state.at.stage));
+      state.at.advance();
     }
-    before = sums;
-    if (!is_unit) break;
-    dialect::sync_warp();
-    // Pairs with the wait in finish_moe_unit: this warp's parts are stored, and what it finished is read.
-    if (lane == 0) dialect::mbarrier_arrive(s.partials(state.half));
+    float* const scratch = s.scratch(state.half);
+    keep_moe_tile(scratch, warp, 0, tiles[0]);
+    if (kOp != abi::kMoeRouter) keep_moe_tile(scratch, warp, 1, tiles[1]);
+    // The finish before last read the half that the next one will write: it was done before this barrier.
+    if (!dialect::planted(dialect::Planted::kPartialNoWait)) sync_consumers();
+    if (kOp == abi::kMoeRouter) finish_router(p, scratch, unit.tile, span.first, span.count, words);
+    if (kOp == abi::kMoeSharedGateUp || kOp == abi::kMoeGateUp) finish_gate_up(p, scratch, unit.tile, vector, span.count, words);
+    if (kOp == abi::kMoeSharedDown || kOp == abi::kMoeDown) finish_down(p, scratch, unit.tile, vector, span.count, words);
     state.half ^= 1;
   }
 }

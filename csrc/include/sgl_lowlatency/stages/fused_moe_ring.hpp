@@ -4,96 +4,80 @@
 
 namespace sgl_lowlatency::stages {
 
-// What a lane of the producer copies of each stage of a part: weights, or lane kMoeScaleLane scales. Addresses are made once a part, since the warp has
-// a stage's time for all it does in a stage.
-constexpr int32_t kMoeScaleLane = 16;
-struct MoeCopy {
-  const uint8_t* from;
-  char* slot;          // of FP4 scales, or null: behind `to` of the stage
-  int32_t to;
-  int32_t bytes;       // of FP4 a run's, of the others a step's; 0: none
-  int32_t next;        // from run to run
-};
-
-// Of FP4 a lane has one of p.num_copies pieces of a stage's rows; scales come with a part's first run, where they are new.
-SGL_DEVICE MoeCopy moe_fp4_copy(const FusedMoeParams& p, const MoeShared& s, int32_t op, const MoeUnits& unit, int32_t part, const MoeScales& scales,
-                                int32_t piece, int32_t lane) {
+// One bulk copy of a stage of FP4, and its scales where the stage is the first to need them.
+SGL_DEVICE void load_fp4_stage(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeUnit& unit, const MoePiece& piece, int32_t stage,
+                               const MoeScales& scales, const MoeCursor& at) {
   const abi::MoeGeometry& g = p.geometry;
-  int32_t expert = s.job_expert()[unit.job];
+  int64_t expert = s.job_expert()[unit.job];
   if (dialect::planted(dialect::Planted::kNextExpert) && op == abi::kMoeDown) expert = (expert + 1) % g.num_experts;
   const bool is_gate_up = op == abi::kMoeGateUp;
-  const int32_t columns = is_gate_up ? g.hidden : g.intermediate, row_bytes = columns / 2, scale_bytes = columns * 2;
-  // gate_up has rows up | gate; part 0 is gate.
-  const int32_t row = is_gate_up ? (expert * 2 + (part == 0 ? 1 : 0)) * g.intermediate + unit.tile * 16 : expert * g.hidden + unit.tile * 32 + part * 16;
-  if (lane == kMoeScaleLane) {
-    const bool is_new = scales.is_new && (is_gate_up || part == 0);
-    const uint8_t* const from = (is_gate_up ? p.gate_up_scale : p.down_scale) + static_cast<int64_t>(row / 64) * scale_bytes;
-    return {from, s.scales(scales.slot_of(is_gate_up ? part : 0), g), 0, is_new ? scale_bytes : 0, 0};
-  }
-  const uint8_t* const from = (is_gate_up ? p.gate_up : p.down) + static_cast<int64_t>(row + lane * piece) * row_bytes;
-  return {from, nullptr, abi::moe_fp4_row(lane * piece, row_bytes), lane < p.num_copies ? piece * row_bytes : 0, 8 * row_bytes};
+  const int64_t row_bytes = (is_gate_up ? g.hidden : g.intermediate) / 2;
+  // Rows up | gate; part 0 is gate.
+  const int64_t up_row = expert * 2 * g.intermediate + unit.tile * 16, row = piece.part == 0 ? up_row + g.intermediate : up_row;
+  const uint8_t* const from = is_gate_up ? p.gate_up + (row + piece.half * 8) * row_bytes
+                                         : p.down + (expert * g.hidden + unit.tile * 64 + piece.tile * 16) * row_bytes;
+  const int32_t bytes = static_cast<int32_t>(row_bytes) * (is_gate_up ? 8 : 16), scale_bytes = piece.steps * 256;
+  const bool has_scales = scales.is_new && (is_gate_up ? piece.half == 0 : stage == 0);
+  dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), bytes + (has_scales ? scale_bytes : 0));
+  dialect::bulk_load(s.stage(at.stage), from, bytes, s.full(at.stage));
+  if (!has_scales) return;
+  const int64_t block = is_gate_up ? row / 64 : expert * (g.hidden / 64) + unit.tile;
+  const uint8_t* const scale = (is_gate_up ? p.gate_up_scale : p.down_scale) + block * scale_bytes;
+  dialect::bulk_load(s.scales(scales.first + (is_gate_up ? piece.part : 0), g), scale, scale_bytes, s.full(at.stage));
 }
 
-// Of FP8 and bf16 a lane has one of 16 rows, from step `begin` on; FP8 scales lie behind them in the stage.
-SGL_DEVICE MoeCopy moe_row_copy(const FusedMoeParams& p, int32_t op, const MoeWork& work, int32_t tile, int32_t part, int32_t begin, int32_t lane) {
+// A stage of FP8 or bf16: 16 rows, a lane each, and of FP8 the scales by the lane behind. Entry: all lanes; the stage is free.
+SGL_DEVICE void load_row_stage(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeUnit& unit, const MoePiece& piece,
+                               const MoeCursor& at) {
   const abi::MoeGeometry& g = p.geometry;
-  const abi::MoeStage layout = abi::moe_stage(static_cast<MoeOp>(op));
+  const abi::MoeStage layout = abi::moe_stage(op);
+  const int32_t lane = dialect::thread_idx() % 32, bytes = piece.steps * layout.step_bytes;
+  const int32_t scale_bytes = op == abi::kMoeRouter ? 0 : piece.steps * 16;
+  if (lane == 0) dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), 16 * bytes + scale_bytes);
+  dialect::sync_warp();
+  const int64_t row_bytes = op == abi::kMoeRouter ? g.hidden * 2 : op == abi::kMoeSharedGateUp ? g.hidden : g.intermediate;
   const uint8_t* matrix = reinterpret_cast<const uint8_t*>(p.router);
-  int32_t row = tile / abi::moe_splits(g) * 16;
+  int32_t row = unit.tile / abi::moe_splits(g) * 16;
   if (op == abi::kMoeSharedGateUp) {
     matrix = p.shared_gate_up;
-    row = part * g.intermediate + tile * 16;
+    row = piece.part * g.intermediate + unit.tile * 16;
   } else if (op == abi::kMoeSharedDown) {
     matrix = p.shared_down;
-    row = tile * 32 + part * 16;
+    row = unit.tile * 64 + piece.tile * 16;
   }
-  if (lane == kMoeScaleLane) {
+  if (lane < 16) {
+    const uint8_t* const from = matrix + (row + lane) * row_bytes + piece.begin * layout.step_bytes;
+    dialect::bulk_load(s.stage(at.stage) + lane * layout.pitch, from, bytes, s.full(at.stage));
+  }
+  if (lane == 16 && scale_bytes > 0) {
     const float* const scale = op == abi::kMoeSharedGateUp ? p.shared_gate_up_scale : p.shared_down_scale;
-    return {reinterpret_cast<const uint8_t*>(scale + (row / 32) * (work.steps * 4)), nullptr, 16 * layout.pitch, op == abi::kMoeRouter ? 0 : 16,
-            work.most * 16};
+    const float* const from = scale + static_cast<int64_t>(row / 32) * (moe_steps_of(p, op) * 4) + piece.begin * 4;
+    dialect::bulk_load(s.stage(at.stage) + 16 * layout.pitch, from, scale_bytes, s.full(at.stage));
   }
-  const uint8_t* const from = matrix + (static_cast<int64_t>(row + lane) * work.steps + begin) * layout.step_bytes;
-  return {from, nullptr, lane * layout.pitch, lane < 16 ? layout.step_bytes : 0, work.most * layout.step_bytes};
 }
 
 // All stages of the block's units of an op. Entry: all lanes of the producer warp.
 // The wait on `empty` pairs with the arrivals of the consumer warps: their reads are done before the copies overwrite them; sync_warp hands that to
 // the other lanes. The announced bytes and the copies complete `full`, which the consumers wait for.
-SGL_DEVICE void produce_moe_op(const FusedMoeParams& p, const MoeShared& s, int32_t op, MoeCursor& at, MoeScales& scales) {
+SGL_DEVICE void produce_moe_op(const FusedMoeParams& p, const MoeShared& s, MoeOp op, MoeCursor& at, MoeScales& scales) {
   const int32_t lane = dialect::thread_idx() % 32;
-  const MoeWork work = moe_work(p, op);
-  const bool is_routed = is_routed_op(op);
-  const int32_t rows = op == abi::kMoeGateUp ? 8 : 16, piece = rows / p.num_copies;  // of a stage of FP4
-  const int32_t step_bytes = 16 * abi::moe_stage(static_cast<MoeOp>(op)).step_bytes + (op == abi::kMoeRouter ? 0 : 16);  // of the others
-  // It begins before the block's first barrier, so that static ranges may not be there yet.
-  const abi::MoeUnitRange range = is_routed ? s.state()->units[op] : moe_unit_range(p, op, 0);
+  const abi::TileRange share = moe_share(p, s, op);
 SGL_NO_UNROLL
-  for (MoeUnits unit{range.count, range.job, range.tile}; unit.left > 0; unit.advance(work.tiles)) {
-    const MoeSplit extent = moe_extent(p, op, work, unit.tile);
-    scales.begin_unit(op, unit.is_first, unit.tile);
+  for (int32_t i = share.begin; i < share.begin + share.count; ++i) {
+    const MoeUnit unit = moe_unit(p, op, i);
+    const int32_t num_stages = moe_num_stages(p, op, unit.tile);
+    scales.begin_unit(op, i == share.begin, unit.tile);
 SGL_NO_UNROLL
-    for (int32_t part = 0; part < work.parts; ++part) {
-      MoeCopy own = is_routed ? moe_fp4_copy(p, s, op, unit, part, scales, piece, lane)
-                              : moe_row_copy(p, op, work, unit.tile, part, extent.begin, lane);
-      int32_t left = extent.steps;
-      bool has_scales = is_routed && scales.is_new && (op == abi::kMoeGateUp || part == 0);
-SGL_NO_UNROLL
-      for (int32_t run = 0; run < extent.runs; ++run) {
-        const int32_t steps = left < work.most ? left : work.most, fp4_bytes = work.steps * (abi::kMoeStepK / 2) * rows;
-        const int32_t bytes = is_routed ? own.bytes : own.bytes * steps;
-        if (lane == 0) {
-          sync::wait_mbarrier(fault_sink(p), abi::kFaultRingEmpty, op, at.stage, s.empty(at.stage), at.parity ^ 1u);
-          const int32_t scale_bytes = has_scales ? work.steps * 256 : 0;
-          dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), is_routed ? fp4_bytes + scale_bytes : step_bytes * steps);
-        }
-        dialect::sync_warp();
-        if (bytes > 0) dialect::bulk_load(own.slot != nullptr ? own.slot : s.stage(at.stage) + own.to, own.from, bytes, s.full(at.stage));
-        own.from += own.next;
-        if (own.slot != nullptr) own.bytes = 0;
-        has_scales = false;
-        left -= work.most;
-        at.advance(s.at.num_stages);
+    for (int32_t stage = 0; stage < num_stages; ++stage) {
+      const MoePiece piece = moe_piece(p, op, unit.tile, stage);
+      if (lane == 0) sync::wait_mbarrier(fault_sink(p), abi::kFaultRingEmpty, op, at.stage, s.empty(at.stage), at.parity ^ 1u);
+      dialect::sync_warp();
+      if (op != abi::kMoeGateUp && op != abi::kMoeDown) {
+        load_row_stage(p, s, op, unit, piece, at);
+      } else if (lane == 0) {
+        load_fp4_stage(p, s, op, unit, piece, stage, scales, at);
       }
+      at.advance();
     }
   }
 }
@@ -101,16 +85,15 @@ SGL_NO_UNROLL
 // Entry: all lanes of the producer warp. It never waits for another block itself, but for its own block's routing, which does.
 SGL_DEVICE void produce_moe_weights(const FusedMoeParams& p, const MoeShared& s) {
   MoeCursor at;
-  MoeScales scales{s.at.num_scale_slots};
-SGL_NO_UNROLL
-  for (int32_t op = 0; op < abi::kNumMoeOps; ++op) {
-    if (op == abi::kMoeGateUp) {
-      dialect::await_previous_launch();  // the weights are nobody's; from here on it waits for what others made of the rows
-      // Pairs with the router warp's arrival (route_moe): the jobs are there. Nobody writes them again in this launch.
-      if (!dialect::planted(dialect::Planted::kStaleRouting)) sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
-    }
-    produce_moe_op(p, s, op, at, scales);
-  }
+  MoeScales scales;
+  produce_moe_op(p, s, abi::kMoeRouter, at, scales);
+  produce_moe_op(p, s, abi::kMoeSharedGateUp, at, scales);
+  dialect::await_previous_launch();  // the weights are nobody's; from here on it waits for what others made of the rows
+  // Pairs with the router warp's arrival (route_moe): the jobs are there. Nobody writes them again in this launch.
+  if (!dialect::planted(dialect::Planted::kStaleRouting)) sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
+  produce_moe_op(p, s, abi::kMoeGateUp, at, scales);
+  produce_moe_op(p, s, abi::kMoeSharedDown, at, scales);
+  produce_moe_op(p, s, abi::kMoeDown, at, scales);
 }
 
 }  // namespace sgl_lowlatency::stages

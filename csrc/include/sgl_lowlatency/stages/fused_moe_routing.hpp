@@ -1,9 +1,5 @@
 // The router warp of a fused_moe block: choices of the rows it owns, then all rows' choices, and from their bitmaps the jobs that weights are
 // streamed for. kernels/nvidia/fused_moe/DESIGN.md has the rule of choice.
-//
-// One warp walks through this code once a launch, while everybody waits for it: instructions that are fetched from memory for the first time would
-// be most of its time. So it rehearses: while the first logits are on their way, it runs all of it on what happens to be there, and hands over
-// nothing.
 #pragma once
 #include "sgl_lowlatency/stages/bitmap_routing.hpp"
 #include "sgl_lowlatency/stages/fused_moe_state.hpp"
@@ -11,10 +7,8 @@
 namespace sgl_lowlatency::stages {
 
 constexpr float kMoeSumEpsilon = 1e-20f;  // beside the sum of a row's scores
-constexpr int32_t kLogitSplits = 5;       // partial sums of a logit at most
-constexpr int32_t kLogitVectors = 3;      // four logits each: of a lane
-constexpr int32_t kScoreBatch = 3;        // experts of a lane that are scored side by side
-static_assert(abi::kMoeMaxHidden <= kLogitSplits * abi::kMoeSplitK && abi::kMaxExperts <= kLogitVectors * 128, "all of a row at a time");
+constexpr int32_t kLogitBatch = 6;        // experts of a lane whose logits it asks for at a time
+constexpr int32_t kLogitSplits = 5;       // partial sums of each at a time: all of 5,120 columns
 constexpr int32_t kChoiceBatch = 4;       // choices that a lane asks for at a time
 
 // sqrt(softplus(logit)), as SGLang's router has it for this family.
@@ -27,98 +21,104 @@ SGL_DEVICE uint32_t moe_rank(float biased) {
   return rank_key(biased != biased ? dialect::bits_to_float(0x7f800000u) : biased);
 }
 
-// A row's logits, in s.scores(), and in p.out_logits where it is there; partial sums are added in the order of K. Lane l has experts 4 l .. 4 l + 3
-// of each 128. Entry: all lanes. Ends with a warp barrier.
-SGL_DEVICE void await_moe_logits(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t row, bool is_rehearsal) {
+// A row's logits: of lane l the experts l, l + 32, ..; partial sums are added in the order of K. kLogitBatch experts of a lane at a time, all of
+// their splits together. Entry: all lanes. Ends with a warp barrier.
+SGL_DEVICE void await_moe_logits(const FusedMoeParams& p, const MoeWords& words, int32_t row, float (&logits)[abi::kExpertWords]) {
+  static_assert(abi::kExpertWords % kLogitBatch == 0, "whole batches");
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, splits = abi::moe_splits(p.geometry);
-  const uint32_t* const begin = words.logits() + row * num_experts + lane * 4;
-  uint32_t word[kLogitSplits][kLogitVectors][4];
-  sync::wait_until(
-      fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeLogits, static_cast<uint32_t>(row * num_experts + lane * 4),
-      [&] {
-        uint32_t largest = 0;
 SGL_UNROLL
-        for (int32_t i = 0; i < kLogitSplits; ++i) {
+  for (int32_t begin = 0; begin < abi::kExpertWords; begin += kLogitBatch) {
+    float sum[kLogitBatch] = {};
+SGL_NO_UNROLL
+    for (int32_t first = 0; first < splits; first += kLogitSplits) {
+      uint32_t word[kLogitSplits][kLogitBatch];
+      const auto is_there = [&](int32_t i, int32_t w) { return first + i < splits && (begin + w) * 32 + lane < num_experts; };
+      const auto index = [&](int32_t i, int32_t w) { return ((first + i) * p.rows + row) * num_experts + (begin + w) * 32 + lane; };
 SGL_UNROLL
-          for (int32_t v = 0; v < kLogitVectors; ++v) {
-            word[i][v][0] = word[i][v][1] = word[i][v][2] = word[i][v][3] = 0u;
-            if (i < splits && v * 128 + lane * 4 < num_experts) dialect::load_words(word[i][v], begin + i * p.rows * num_experts + v * 128);
-          }
-        }
+      for (int32_t i = 0; i < kLogitSplits; ++i) {
 SGL_UNROLL
-        for (int32_t i = 0; i < kLogitSplits; ++i) {
+        for (int32_t w = 0; w < kLogitBatch; ++w) word[i][w] = is_there(i, w) ? abi::kUnwritten : 0u;
+      }
+      sync::wait_until(
+          fault_sink(p), abi::kFaultEdgeDeadline, 0, abi::kMoeEdgeLogits, static_cast<uint32_t>(index(0, 0)),
+          [&] {
+            uint32_t largest = 0;
 SGL_UNROLL
-          for (int32_t v = 0; v < kLogitVectors; ++v) largest = sync::max_word(largest, sync::largest_word(word[i][v]));
-        }
-        return largest != abi::kUnwritten || is_rehearsal || dialect::planted(dialect::Planted::kMissingAwait);
-      },
-      [] { return abi::kUnwritten; });
+            for (int32_t i = 0; i < kLogitSplits; ++i) {
 SGL_UNROLL
-  for (int32_t v = 0; v < kLogitVectors; ++v) {
+              for (int32_t w = 0; w < kLogitBatch; ++w) {
+                if (word[i][w] == abi::kUnwritten) {
+                  uint32_t one[1];
+                  dialect::load_words(one, words.logits() + index(i, w));
+                  word[i][w] = one[0];
+                }
+              }
+            }
 SGL_UNROLL
-    for (int32_t j = 0; j < 4; ++j) {
-      const int32_t expert = v * 128 + lane * 4 + j;
-      float sum = 0.0f;
+            for (int32_t i = 0; i < kLogitSplits; ++i) {
 SGL_UNROLL
-      for (int32_t i = 0; i < kLogitSplits; ++i) sum += dialect::bits_to_float(word[i][v][j]);
-      if (expert >= num_experts) continue;
-      s.scores()[expert] = sum;
-      if (p.out_logits != nullptr && !is_rehearsal) dialect::store_plain(p.out_logits + row * num_experts + expert, sum);
+              for (int32_t w = 0; w < kLogitBatch; ++w) largest = sync::max_word(largest, word[i][w]);
+            }
+            return largest != abi::kUnwritten || dialect::planted(dialect::Planted::kMissingAwait);
+          },
+          [] { return abi::kUnwritten; });
+SGL_UNROLL
+      for (int32_t i = 0; i < kLogitSplits; ++i) {
+SGL_UNROLL
+        for (int32_t w = 0; w < kLogitBatch; ++w) sum[w] += dialect::bits_to_float(word[i][w]);
+      }
     }
+SGL_UNROLL
+    for (int32_t w = 0; w < kLogitBatch; ++w) logits[begin + w] = sum[w];
   }
   dialect::sync_warp();
 }
 
 // Row `row` chooses top_k experts by score + bias, descending, equal ones by id, ascending; weights are scores over their sum, scaled.
 // Hands the choices to all blocks. Entry: all lanes of the router warp.
-SGL_DEVICE void choose_moe_row(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t row, bool is_rehearsal) {
+SGL_DEVICE void choose_moe_row(const FusedMoeParams& p, const MoeWords& words, int32_t row) {
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
   const bool is_live = p.num_live_rows == nullptr || row < dialect::load_plain(p.num_live_rows);
+  float score[abi::kExpertWords];
+  await_moe_logits(p, words, row, score);
+  if (p.out_logits != nullptr) {
+SGL_UNROLL
+    for (int32_t w = 0; w < abi::kExpertWords; ++w) {
+      if (w * 32 + lane < num_experts) dialect::store_plain(p.out_logits + row * num_experts + w * 32 + lane, score[w]);
+    }
+  }
   const bool is_alt = p.bias_alt != nullptr && dialect::load_plain(reinterpret_cast<const uint64_t*>(p.token_ids) + row) ==
                                                    static_cast<uint64_t>(p.alt_token_id);
   const float* const bias = is_alt ? p.bias_alt : p.bias;
-  // By expert, while nobody needs the row bits: biases, asked for before the logits are there, and then keys.
-  uint32_t* const keys = s.row_bits();
+  uint32_t key[abi::kExpertWords];
 SGL_UNROLL
   for (int32_t w = 0; w < abi::kExpertWords; ++w) {
-    if (w * 32 + lane < num_experts) keys[w * 32 + lane] = dialect::float_to_bits(dialect::load_constant(bias + w * 32 + lane));
-  }
-  await_moe_logits(p, s, words, row, is_rehearsal);
-SGL_NO_UNROLL
-  for (int32_t first = lane; first < num_experts; first += kScoreBatch * 32) {
-    float score[kScoreBatch];
-SGL_UNROLL
-    for (int32_t w = 0; w < kScoreBatch; ++w) score[w] = moe_score(first + w * 32 < num_experts ? s.scores()[first + w * 32] : 0.0f);
-SGL_UNROLL
-    for (int32_t w = 0; w < kScoreBatch; ++w) {
-      const int32_t expert = first + w * 32;
-      if (expert >= num_experts) continue;
-      s.scores()[expert] = score[w];
-      keys[expert] = moe_rank(dialect::add_rounded(score[w], dialect::bits_to_float(keys[expert])));
+    key[w] = 0u;  // there is none, or it is chosen
+    if (w * 32 + lane < num_experts) {
+      score[w] = moe_score(score[w]);
+      key[w] = moe_rank(dialect::add_rounded(score[w], dialect::load_constant(bias + w * 32 + lane)));
     }
   }
-  uint32_t key[abi::kExpertWords];  // of expert w * 32 + lane; 0: there is none, or it is chosen
-SGL_UNROLL
-  for (int32_t w = 0; w < abi::kExpertWords; ++w) key[w] = w * 32 + lane < num_experts ? keys[w * 32 + lane] : 0u;
-  dialect::sync_warp();
   uint32_t id = abi::kMoeNoExpert;
   float weight = 0.0f;
 SGL_NO_UNROLL
   for (int32_t k = 0; k < top_k; ++k) {
-    uint32_t best = 0;
+    uint32_t best = 0, best_word = 0;
+    float best_score = 0.0f;
 SGL_UNROLL
-    for (int32_t w = 0; w < abi::kExpertWords; ++w) best = sync::max_word(best, key[w]);
-    best = dialect::reduce_max(best);  // top_k <= num_experts: not 0
-    uint32_t lowest = kNoExpert, highest = 0;
-SGL_UNROLL
-    for (int32_t w = abi::kExpertWords - 1; w >= 0; --w) {
-      lowest = key[w] == best ? static_cast<uint32_t>(w * 32) + lane : lowest;
-      if (dialect::planted(dialect::Planted::kTieToHigherId) && key[w] == best) highest = sync::max_word(highest, w * 32 + lane);
+    for (int32_t w = 0; w < abi::kExpertWords; ++w) {
+      const bool is_better = dialect::planted(dialect::Planted::kTieToHigherId) ? key[w] != 0 && key[w] >= best : key[w] > best;
+      best = is_better ? key[w] : best;
+      best_word = is_better ? w : best_word;
+      best_score = is_better ? score[w] : best_score;
     }
-    const uint32_t winner = dialect::planted(dialect::Planted::kTieToHigherId) ? dialect::reduce_max(highest) : dialect::reduce_min(lowest);
+    const uint32_t candidate = best == dialect::reduce_max(best) ? best_word * 32 + lane : kNoExpert;  // top_k <= num_experts: best is not 0
+    const uint32_t winner = dialect::planted(dialect::Planted::kTieToHigherId) ? dialect::reduce_max(candidate == kNoExpert ? 0u : candidate)
+                                                                               : dialect::reduce_min(candidate);
+    const float winner_score = dialect::shuffle(best_score, static_cast<int>(winner % 32));
     if (lane == k) {
       id = winner;
-      weight = s.scores()[winner];
+      weight = winner_score;
     }
 SGL_UNROLL
     for (int32_t w = 0; w < abi::kExpertWords; ++w) key[w] = winner - lane == static_cast<uint32_t>(w * 32) ? 0u : key[w];
@@ -126,7 +126,7 @@ SGL_UNROLL
   const float sum = warp_sum(weight);  // of lanes without a choice 0
   if (top_k > 1) weight = dialect::divide_full(weight, dialect::add_rounded(sum, kMoeSumEpsilon));
   weight = dialect::multiply_rounded(weight, p.routed_scaling);
-  if (lane >= top_k || is_rehearsal) return;
+  if (lane >= top_k) return;
   if (!is_live) {
     id = abi::kMoeNoExpert;
     weight = 0.0f;
@@ -139,9 +139,8 @@ SGL_UNROLL
   sync::publish(words.choices() + (row * top_k + lane) * 2, choice);
 }
 
-// ids and weights of all rows, from the blocks that chose; in a rehearsal nobody chooses. Entry: all lanes of the router warp. Ends with a warp
-// barrier.
-SGL_DEVICE void await_moe_choices(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, bool is_rehearsal) {
+// ids and weights of all rows, from the blocks that chose. Entry: all lanes of the router warp. Ends with a warp barrier.
+SGL_DEVICE void await_moe_choices(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words) {
   const int32_t lane = dialect::thread_idx() % 32, count = p.rows * p.geometry.top_k;
 SGL_NO_UNROLL
   for (int32_t first = lane; first < count; first += kChoiceBatch * 32) {
@@ -157,13 +156,13 @@ SGL_UNROLL
             if (!sync::is_written(choice[u])) dialect::load_words(choice[u], words.choices() + (first + u * 32) * 2);
             is_complete = is_complete && sync::is_written(choice[u]);
           }
-          return is_complete || is_rehearsal;
+          return is_complete;
         },
         [] { return abi::kUnwritten; });
 SGL_UNROLL
     for (int32_t u = 0; u < kChoiceBatch; ++u) {
       if (first + u * 32 < count) {
-        s.ids()[first + u * 32] = is_rehearsal ? abi::kMoeNoExpert : choice[u][0];
+        s.ids()[first + u * 32] = choice[u][0];
         s.weights()[first + u * 32] = dialect::bits_to_float(choice[u][1]);
       }
     }
@@ -187,8 +186,8 @@ SGL_NO_UNROLL
   }
 }
 
-// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Each lane has consecutive experts, then every 32nd choice. Entry:
-// all lanes of the router warp. Ends with a warp barrier.
+// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Each lane has consecutive experts. Entry: all lanes of the router
+// warp. Ends with a warp barrier.
 SGL_DEVICE void make_moe_jobs(const FusedMoeParams& p, const MoeShared& s) {
   constexpr uint32_t kJob = 1u << 16;  // sums of jobs above, of pairs below
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
@@ -198,11 +197,14 @@ SGL_DEVICE void make_moe_jobs(const FusedMoeParams& p, const MoeShared& s) {
     return dialect::popcount(s.row_bits()[expert]) + dialect::popcount(s.row_bits()[num_experts + expert]);
   };
   static_assert(abi::kMoeRowWords == 2, "count_of");
+  for (int32_t i = lane; i < p.rows * top_k; i += 32) s.pairs()[i] = -1;
   uint32_t own = 0;
+SGL_NO_UNROLL
   for (int32_t expert = begin; expert < end; ++expert) {
     const int32_t count = count_of(expert);
     own += static_cast<uint32_t>(abi::moe_ceil_div(count, abi::kMoeColumns)) * kJob + static_cast<uint32_t>(count);
   }
+  dialect::sync_warp();  // pairs are cleared
   uint32_t sum = own;
 SGL_UNROLL
   for (int32_t span = 1; span < 32; span *= 2) {
@@ -214,7 +216,6 @@ SGL_UNROLL
 SGL_NO_UNROLL
   for (int32_t expert = begin; expert < end; ++expert) {
     const int32_t count = count_of(expert);
-    s.bases()[expert] = pair;
 SGL_NO_UNROLL
     for (int32_t done = 0; done < count; done += abi::kMoeColumns) {
       s.job_expert()[job] = expert;
@@ -222,24 +223,19 @@ SGL_NO_UNROLL
       s.job_count()[job] = count - done < abi::kMoeColumns ? count - done : abi::kMoeColumns;
       ++job;
     }
-    pair += count;
-  }
-  dialect::sync_warp();
 SGL_NO_UNROLL
-  for (int32_t i = lane; i < p.rows * top_k; i += 32) {
-    const uint32_t id = s.ids()[i];
-    int32_t own_pair = -1;
-    if (id != abi::kMoeNoExpert) {
-      const int32_t row = i / top_k, expert = static_cast<int32_t>(id);
-      const uint32_t below = (1u << row % 32) - 1u, low = s.row_bits()[expert], high = s.row_bits()[num_experts + expert];
-      own_pair = s.bases()[expert] + dialect::popcount(row < 32 ? low & below : low) + (row < 32 ? 0 : dialect::popcount(high & below));
-      s.pair_rows()[own_pair] = row;
+    for (int32_t word = 0; word < abi::kMoeRowWords && count > 0; ++word) {
+SGL_NO_UNROLL
+      for (uint32_t bits = s.row_bits()[word * num_experts + expert]; bits != 0; bits &= bits - 1u) {
+        const int32_t row = word * 32 + dialect::popcount((bits & (0u - bits)) - 1u);
+        s.pair_rows()[pair] = row;
+SGL_NO_UNROLL
+        for (int32_t k = 0; k < top_k; ++k) {
+          if (s.ids()[row * top_k + k] == static_cast<uint32_t>(expert)) s.pairs()[row * top_k + k] = pair;
+        }
+        ++pair;
+      }
     }
-    s.pairs()[i] = own_pair;
-  }
-  if (lane < 2) {
-    const int32_t op = lane == 0 ? abi::kMoeGateUp : abi::kMoeDown;
-    s.state()->units[op] = moe_unit_range(p, op, s.state()->num_jobs);
   }
   dialect::sync_warp();
 }
@@ -258,18 +254,11 @@ SGL_NO_UNROLL
 SGL_DEVICE void route_moe(const FusedMoeParams& p, const MoeShared& s) {
   const MoeWords words = moe_words(p, s);
 SGL_NO_UNROLL
-  for (int32_t pass = 0; pass < 2; ++pass) {
-    const bool is_rehearsal = pass == 0;
-SGL_NO_UNROLL
-    for (int32_t row = dialect::grid_dim() - 1 - dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) {
-      choose_moe_row(p, s, words, row, is_rehearsal);
-      dialect::sync_warp();
-      if (is_rehearsal) break;
-    }
-    await_moe_choices(p, s, words, is_rehearsal);
-    make_moe_row_bits(p, s);
-    make_moe_jobs(p, s);
-  }
+  for (int32_t row = dialect::grid_dim() - 1 - dialect::block_idx(); row < p.rows; row += dialect::grid_dim()) choose_moe_row(p, words, row);
+  dialect::sync_warp();
+  await_moe_choices(p, s, words);
+  make_moe_row_bits(p, s);
+  make_moe_jobs(p, s);
   // Pairs with the waits of the producer and of the consumers: all that the warp has written, which sync_warp has handed to this lane.
   if (dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.routed());
   clear_moe_words(p, s);

@@ -16,11 +16,9 @@ struct MoeShared {
   // Phase complete: the weights of the stage have landed.
   SGL_DEVICE uint64_t* full(int32_t stage) const { return section<uint64_t>(at.barriers) + stage; }
   // Phase complete: every consumer warp has read the stage.
-  SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(at.num_stages + stage); }
-  // Phase complete: every consumer warp has stored its parts of a unit in that half of scratch.
-  SGL_DEVICE uint64_t* partials(int32_t half) const { return full(2 * at.num_stages + half); }
+  SGL_DEVICE uint64_t* empty(int32_t stage) const { return full(abi::kMoeStages + stage); }
   // Phase complete: the jobs are there.
-  SGL_DEVICE uint64_t* routed() const { return full(2 * at.num_stages + 2); }
+  SGL_DEVICE uint64_t* routed() const { return full(2 * abi::kMoeStages); }
   SGL_DEVICE abi::MoeBlockState* state() const { return section<abi::MoeBlockState>(at.state); }
   SGL_DEVICE uint32_t* row_bits() const { return section<uint32_t>(at.row_bits); }
   SGL_DEVICE uint32_t* ids() const { return section<uint32_t>(at.ids); }
@@ -30,10 +28,10 @@ struct MoeShared {
   SGL_DEVICE int32_t* job_expert() const { return section<int32_t>(at.job_expert); }
   SGL_DEVICE int32_t* job_first() const { return section<int32_t>(at.job_first); }
   SGL_DEVICE int32_t* job_count() const { return section<int32_t>(at.job_count); }
-  SGL_DEVICE float* scores() const { return section<float>(at.scores); }
-  SGL_DEVICE int32_t* bases() const { return section<int32_t>(at.bases); }
   SGL_DEVICE float* scratch(int32_t half) const { return section<float>(at.scratch) + half * abi::kNumConsumerWarps * 2 * 16 * abi::kMoeColumns; }
-  SGL_DEVICE char* scales(int32_t slot, const abi::MoeGeometry& g) const { return section<char>(at.scales) + slot * abi::moe_scale_slot_bytes(g); }
+  SGL_DEVICE char* scales(int32_t number, const abi::MoeGeometry& g) const {
+    return section<char>(at.scales) + number % abi::kMoeScaleSlots * abi::moe_scale_slot_bytes(g);
+  }
   SGL_DEVICE char* panel() const { return section<char>(at.panel); }
   SGL_DEVICE char* stage(int32_t stage) const { return section<char>(at.ring) + stage * abi::kMoeStageBytes; }
 };
@@ -58,100 +56,88 @@ SGL_DEVICE MoeWords moe_words(const FusedMoeParams& p, const MoeShared& s) {
 struct MoeCursor {
   int32_t stage = 0;
   uint32_t parity = 0;
-  SGL_DEVICE void advance(int32_t num_stages) {
-    stage = stage + 1 == num_stages ? 0 : stage + 1;
+  SGL_DEVICE void advance() {
+    stage = stage + 1 == abi::kMoeStages ? 0 : stage + 1;
     parity ^= stage == 0 ? 1u : 0u;
   }
 };
 
-// An op's units and what each streams: `parts` tiles of 16 rows, one after the other, each in `runs` stages.
-//
-// router           16 experts, a split of K: 1 part, 4 steps a run
-// shared gate_up   16 gate rows, then their up rows: 10 steps a run
-// gate_up          the same of an expert; of the stored rows, which hold 16 of each 32 columns in turn, first 0..7, then 8..15: a run each
-// shared down      2 tiles of 16 rows: 9 steps a run
-// down             the same of an expert: one run
-struct MoeWork {
-  int32_t tiles;  // of a job
-  int32_t steps;  // of K, of a tile
-  int32_t most;   // of a run of FP8 and bf16
-  int32_t parts;
-  int32_t runs;   // of a part
-};
-SGL_DEVICE bool is_routed_op(int32_t op) { return op == abi::kMoeGateUp || op == abi::kMoeDown; }
-SGL_DEVICE bool reads_x(int32_t op) { return op != abi::kMoeSharedDown && op != abi::kMoeDown; }
-SGL_DEVICE MoeWork moe_work(const FusedMoeParams& p, int32_t op) {
-  MoeWork work{};
-  work.tiles = abi::moe_tiles(p.geometry, static_cast<MoeOp>(op));
-  work.steps = (reads_x(op) ? p.geometry.hidden : p.geometry.intermediate) / abi::kMoeStepK;
-  work.most = abi::moe_stage(static_cast<MoeOp>(op)).steps;
-  work.parts = op == abi::kMoeRouter ? 1 : 2;
-  work.runs = op == abi::kMoeGateUp ? 2 : op == abi::kMoeDown ? 1 : abi::moe_ceil_div(work.steps, work.most);
-  return work;
-}
-
-// A block's way through its units of an op, tile after tile of job after job.
-struct MoeUnits {
-  int32_t left;
+// One unit: tile `tile` of an op, for the rows of group `job` (static ops) or the pairs of job `job`.
+struct MoeUnit {
   int32_t job;
   int32_t tile;
-  bool is_first = true;
-  SGL_DEVICE void advance(int32_t tiles) {
-    is_first = false;
-    --left;
-    ++tile;
-    if (tile < tiles) return;
-    tile = 0;
-    ++job;
-  }
 };
-// num_jobs: of routed ops.
-SGL_DEVICE abi::MoeUnitRange moe_unit_range(const FusedMoeParams& p, int32_t op, int32_t num_jobs) {
-  const int32_t block = dialect::block_idx(), grid = dialect::grid_dim(), tiles = abi::moe_tiles(p.geometry, static_cast<MoeOp>(op));
-  const int32_t fixed = tiles * abi::moe_groups(p.rows);
-  const abi::TileRange share = is_routed_op(op) ? abi::moe_routed_share(tiles * num_jobs, fixed, block, grid) : abi::even_share(fixed, block, grid);
-  return {share.count, share.begin / tiles, share.begin % tiles};
+
+// The block's units of an op: number i is tile i % tiles of job i / tiles. Entry for routed ops: the routing is there.
+SGL_DEVICE abi::TileRange moe_share(const FusedMoeParams& p, const MoeShared& s, MoeOp op) {
+  const int32_t block = dialect::block_idx(), grid = dialect::grid_dim();
+  const int32_t fixed = abi::moe_tiles(p.geometry, op) * abi::moe_groups(p.rows);
+  if (op != abi::kMoeGateUp && op != abi::kMoeDown) return abi::even_share(fixed, block, grid);
+  return abi::moe_routed_share(abi::moe_tiles(p.geometry, op) * s.state()->num_jobs, fixed, block, grid);
 }
-// Entry: behind the block's first barrier; for routed ops the routing is there.
-SGL_DEVICE MoeUnits moe_units(const MoeShared& s, int32_t op) {
-  const abi::MoeUnitRange& range = s.state()->units[op];
-  return {range.count, range.job, range.tile};
+SGL_DEVICE MoeUnit moe_unit(const FusedMoeParams& p, MoeOp op, int32_t number) {
+  const int32_t tiles = abi::moe_tiles(p.geometry, op);
+  return {number / tiles, number % tiles};
 }
 
-// Of a unit of the router: its split of K begins at step `begin` and has `steps`, in `runs` stages.
-struct MoeSplit {
+// What a stage of a unit has: `steps` steps of K from `begin` on, of rows that go to the warps' tile number `part`.
+//
+// router           16 experts, 4 steps at a time
+// shared gate_up   16 gate rows in runs of 10 steps, then the up rows: part 0, part 1
+// gate_up          8 stored rows of gate, the other 8, and the same of up: of the stored rows r, word after word, 16 of 32 columns (`half`)
+// shared down      tiles 0, 1 in turn, runs of 9 steps, then tiles 2, 3
+// down             tiles 0..3, 16 stored rows each
+struct MoePiece {
   int32_t begin;
   int32_t steps;
-  int32_t runs;
+  int32_t part;
+  int32_t tile;  // of 16 rows, of down's 64
+  int32_t half;  // of gate_up
 };
-SGL_DEVICE MoeSplit moe_split(const FusedMoeParams& p, const MoeWork& work, int32_t tile) {
-  constexpr int32_t kSplit = abi::kMoeSplitK / abi::kMoeStepK;
-  const int32_t begin = tile % abi::moe_splits(p.geometry) * kSplit, left = work.steps - begin;
-  const int32_t steps = left < kSplit ? left : kSplit;
-  return {begin, steps, abi::moe_ceil_div(steps, work.most)};
+SGL_DEVICE int32_t moe_steps_of(const FusedMoeParams& p, MoeOp op) {
+  return (op == abi::kMoeSharedDown || op == abi::kMoeDown ? p.geometry.intermediate : p.geometry.hidden) / abi::kMoeStepK;
 }
-// All of K, for the other ops.
-SGL_DEVICE MoeSplit moe_extent(const FusedMoeParams& p, int32_t op, const MoeWork& work, int32_t tile) {
-  if (op == abi::kMoeRouter) return moe_split(p, work, tile);
-  return {0, work.steps, work.runs};
+// Stages of a unit.
+SGL_DEVICE int32_t moe_num_stages(const FusedMoeParams& p, MoeOp op, int32_t tile) {
+  if (op == abi::kMoeGateUp || op == abi::kMoeDown) return 4;
+  const int32_t steps = moe_steps_of(p, op), runs = abi::moe_ceil_div(steps, abi::moe_stage(op).steps);
+  if (op != abi::kMoeRouter) return (op == abi::kMoeSharedGateUp ? 2 : 4) * runs;
+  constexpr int32_t kSplit = abi::kMoeSplitK / abi::kMoeStepK;
+  const int32_t left = steps - tile % abi::moe_splits(p.geometry) * kSplit;
+  return abi::moe_ceil_div(left < kSplit ? left : kSplit, abi::moe_stage(op).steps);
+}
+SGL_DEVICE MoePiece moe_piece(const FusedMoeParams& p, MoeOp op, int32_t tile, int32_t stage) {
+  const int32_t steps = moe_steps_of(p, op);
+  if (op == abi::kMoeGateUp) return {0, steps, stage / 2, 0, stage % 2};
+  if (op == abi::kMoeDown) return {0, steps, stage / 2, stage, 0};
+  const int32_t most = abi::moe_stage(op).steps, runs = abi::moe_ceil_div(steps, most);
+  MoePiece piece{};
+  if (op == abi::kMoeRouter) {
+    piece.begin = tile % abi::moe_splits(p.geometry) * (abi::kMoeSplitK / abi::kMoeStepK) + stage * most;
+  } else if (op == abi::kMoeSharedGateUp) {
+    piece.begin = stage % runs * most;
+    piece.part = stage / runs;
+  } else {
+    piece.begin = stage / 2 % runs * most;
+    piece.part = stage / (2 * runs);
+    piece.tile = 2 * piece.part + stage % 2;
+  }
+  piece.steps = steps - piece.begin < most ? steps - piece.begin : most;
+  return piece;
 }
 
-// FP4 scales pass through their slots in turn. A gate_up unit has two (gate, up), a unit of down one; units share them with the one before in the
-// same 64 rows.
+// FP4 scales pass through their slots by number. A gate_up unit has the numbers `first` and `first` + 1 (gate, up), which a unit shares with the one
+// before it in the same 64 rows; a unit of down has a number of its own.
 struct MoeScales {
-  int32_t num_slots;
   int32_t next = 0;
   int32_t first = 0;
   bool is_new = false;
-  SGL_DEVICE int32_t slot(int32_t number) const { return number < num_slots ? number : number - num_slots; }
-  SGL_DEVICE void begin_unit(int32_t op, bool is_first, int32_t tile) {
-    is_new = is_routed_op(op) && (is_first || tile % (op == abi::kMoeDown ? 2 : 4) == 0);
+  SGL_DEVICE void begin_unit(MoeOp op, bool is_first, int32_t tile) {
+    is_new = op == abi::kMoeDown || (op == abi::kMoeGateUp && (is_first || tile % 4 == 0));
     if (!is_new) return;
     first = next;
-    next = slot(next + (op == abi::kMoeDown ? 1 : 2));
+    next += op == abi::kMoeDown ? 1 : 2;
   }
-  // Of gate (0) or up (1); down has 0 alone.
-  SGL_DEVICE int32_t slot_of(int32_t which) const { return slot(first + which); }
 };
 
 }  // namespace sgl_lowlatency::stages

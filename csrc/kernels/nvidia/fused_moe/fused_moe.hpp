@@ -34,40 +34,38 @@ SGL_DEVICE void close_moe(const FusedMoeParams& p, int32_t generation) {
 // Entry: all consumer threads, after the block's first barrier.
 SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
   const MoeWords words = moe_words(p, s);
-  MoeConsumer state{MoeScales{s.at.num_scale_slots}};
-  const auto pass = [&](int32_t point) {
+  MoeConsumer state;
+  const auto pass = [&](abi::MoePoint point) {
     if (p.trace == nullptr || dialect::thread_idx() != 0) return;
     dialect::store_plain(p.trace + dialect::block_idx() * abi::kNumMoePoints + point, dialect::timer_ns());
   };
   pass(abi::kMoePointBegin);
-SGL_NO_UNROLL
-  for (int32_t op = 0; op < abi::kNumMoeOps; ++op) {
-    if (op == abi::kMoeGateUp) {
-      // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
-      sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
-      pass(abi::kMoePointRouted);
-    }
-    run_moe_op(p, s, words, op, state);
-    pass(op < abi::kMoeGateUp ? abi::kMoePointRouter + op : abi::kMoePointGateUp + op - abi::kMoeGateUp);
-  }
+  run_moe_op<abi::kMoeRouter>(p, s, words, state);
+  pass(abi::kMoePointRouter);
+  run_moe_op<abi::kMoeSharedGateUp>(p, s, words, state);
+  pass(abi::kMoePointSharedGateUp);
+  // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
+  sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
+  pass(abi::kMoePointRouted);
+  run_moe_op<abi::kMoeGateUp>(p, s, words, state);
+  pass(abi::kMoePointGateUp);
+  run_moe_op<abi::kMoeSharedDown>(p, s, words, state);
+  pass(abi::kMoePointSharedDown);
+  run_moe_op<abi::kMoeDown>(p, s, words, state);
+  pass(abi::kMoePointDown);
   combine_moe(p, s, words);
   pass(abi::kMoePointSums);
   if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
 }
 
-// The block's static units; which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and
-// the router warp; whoever reads what that launch wrote is behind this. Ends with a barrier of theirs.
+// Which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and the router warp; whoever
+// reads what that launch wrote is behind this. Ends with a barrier of theirs.
 SGL_DEVICE void begin_moe(const FusedMoeParams& p, const MoeShared& s) {
   constexpr int32_t kAllButTheProducer = 2;  // named barrier
-  const int32_t op = dialect::thread_idx() / 32;  // a warp each
-  if (op < abi::kNumMoeOps && dialect::thread_idx() % 32 == 0 && !is_routed_op(op)) {
-    s.state()->units[op] = moe_unit_range(p, op, 0);
-  }
   if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
   if (dialect::thread_idx() == 0) {
     const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
-    s.state()->generation = generation;
-    s.state()->words_to_clear = dialect::load_plain(p.state->used_words + (1 - generation));
+    *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), 0};
   }
   dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
 }
@@ -78,11 +76,10 @@ SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
   const MoeShared s{p.shared};
   const int32_t thread = dialect::thread_idx(), warp = thread / 32;
   if (thread == kConsumerThreads) {
-    for (int32_t i = 0; i < p.shared.num_stages; ++i) {
+    for (int32_t i = 0; i < abi::kMoeStages; ++i) {
       dialect::mbarrier_init(s.full(i), 1);
       dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
     }
-    for (int32_t half = 0; half < 2; ++half) dialect::mbarrier_init(s.partials(half), abi::kNumConsumerWarps);
     dialect::mbarrier_init(s.routed(), 1);
     dialect::mbarrier_init_fence();
   }
