@@ -40,6 +40,7 @@ OFF = "sglang"
 # wrong step, 1.4 apart, and no more; the checks of slices are what bounds them.
 NEAR = 0.7
 DEADLINE_S = 5.0
+PAGE_TOKENS = 256  # of SGLang's pool for this model
 
 
 def parse() -> argparse.Namespace:
@@ -62,6 +63,12 @@ def choices(slices: list[str]) -> list[tuple[str, ...]]:
     """Of slices: each alone, attention's together, all; each once, in this order."""
     attention = tuple(name for name in slices if name.startswith("attention"))
     return list(dict.fromkeys([*((name,) for name in slices), *([attention] if attention else []), tuple(slices)]))
+
+
+def pool_arguments(cases: list[tuple[int, int]]) -> list[str]:
+    """A KV pool for the largest case, each request in pages of its own."""
+    pages = max(rows * -(-(context + 64) // PAGE_TOKENS) for rows, context in cases)
+    return ["--max-total-tokens", str((pages + 4) * PAGE_TOKENS)]
 
 
 def build_step(runner: Any, slices: list[str], widths: list[int]) -> Any:
@@ -170,7 +177,7 @@ def main() -> int:
     if args.register:
         module, _, function = args.register.partition(":")
         getattr(importlib.import_module(module), function)()
-    arguments = sglang_arguments(args.model, args.cases, args.server_arg)
+    arguments = sglang_arguments(args.model, args.cases, [*pool_arguments(args.cases), *args.server_arg])
     deadline.say("loading SGLang:", *arguments[2:])
     runner = sglang_runner.load(arguments)
     deadline.say(f"ready; graphs of {runner.decode_cuda_graph_runner.capture_bs} rows")

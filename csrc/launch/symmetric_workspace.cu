@@ -12,10 +12,15 @@ namespace {
 
 constexpr char kName[] = "symmetric memory";
 
+// What the driver maps at a time: smaller allocations share a block of this size, and another process that opens a handle of one of them gets the
+// block's beginning. Whole blocks are nobody else's.
+constexpr size_t kBlockBytes = size_t{2} << 20;
+
 }  // namespace
 
 uintptr_t allocate_symmetric(size_t bytes) {
   void* pointer = nullptr;
+  bytes = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   check(kName, cudaMalloc(&pointer, bytes), "cudaMalloc");
   check(kName, cudaMemset(pointer, 0xff, bytes), "cudaMemset");
   check(kName, cudaDeviceSynchronize(), "cudaDeviceSynchronize");

@@ -7,7 +7,7 @@
 namespace sgl_lowlatency::launch {
 
 // All throw std::runtime_error with the CUDA error's name and text; of the current device.
-uintptr_t allocate_symmetric(size_t bytes);  // every byte 0xff; not from torch's allocator, whose blocks a handle cannot name
+uintptr_t allocate_symmetric(size_t bytes);  // and up to 2 MiB more, every byte 0xff; not from torch's allocator, whose blocks a handle cannot name
 void free_symmetric(uintptr_t pointer);
 std::string ipc_handle(uintptr_t pointer);        // the bytes that open_ipc of another process takes
 uintptr_t open_ipc(const std::string& handle);    // std::invalid_argument for bytes that are no handle

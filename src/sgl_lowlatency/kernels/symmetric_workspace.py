@@ -59,7 +59,8 @@ def bytes_at(address: int, num_bytes: int, device: torch.device) -> torch.Tensor
 
 
 def allocate(num_bytes: int) -> int:
-    """Address of memory of the current device that other processes may map, every byte 0xff. Raises RuntimeError naming the CUDA error, as all below."""
+    """Address of memory of the current device that other processes may map, every byte 0xff; it takes whole blocks of 2 MiB. Raises RuntimeError naming
+    the CUDA error, as all below."""
     return _C.allocate_symmetric(num_bytes)
 
 

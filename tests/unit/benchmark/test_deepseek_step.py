@@ -91,3 +91,7 @@ def test_layers_that_the_guard_refuses_end_the_run(bench, monkeypatch):
     monkeypatch.setattr("sgl_lowlatency.guard.attention_slices.RATIOS", (0, 1))
     with pytest.raises(ValueError, match="layer 2: self_attn compresses 2 keys into one, which is not one of 0, 1"):
         bench()
+
+
+def test_every_request_of_the_largest_case_has_pages_of_its_own():
+    assert deepseek_step.pool_arguments([(1, 1024), (8, 1024)]) == ["--max-total-tokens", str((8 * 5 + 4) * 256)]
