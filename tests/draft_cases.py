@@ -56,12 +56,11 @@ def split(vocab: int, num_ranks: int) -> list[tuple[int, int]]:
 class Draft:
     """A draft with weights, virtual ranks and outputs, and its sampler. exact: Markov weights of few bits, so that every order of adding gives
     the same bias. norm: with a final norm. greedy: keeps no step logits. ranks: of all, those that run. head: [vocab, hidden], or a random one.
-    biased: with Markov weights, not zeros. fused_greedy: as SGLang's dense drafts. long_walks, is_timed, is_early: as DraftSampler's."""
+    biased: with Markov weights, not zeros. fused_greedy: as SGLang's dense drafts. long_walks: as DraftSampler's."""
 
     def __init__(self, hidden, vocab, gamma, max_batch, num_ranks=1, blocks_per_rank=3, norm=True, step_dtype=torch.float32, greedy=False,
                  exact=True, seed=0, device="cpu", deadline_s=0.5, key=0x1234567890ABCDEF, emulation=None, ranks=None,
-                 head=None, biased=True, fused_greedy=False, long_walks=True,
-                 is_timed=False, is_early=False):  # fmt: skip
+                 head=None, biased=True, fused_greedy=False, long_walks=True):  # fmt: skip
         from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, DraftPeer, DraftSampler, DraftShard, DraftWeights
 
         self.device = torch.device(device)
@@ -98,7 +97,7 @@ class Draft:
         self.sampler = DraftSampler(
             weights, self.shards, gamma, max_batch, self.device, blocks_per_rank, deadline_s, step_dtype, key, kept[0],
             {rank: DraftPeer(memory.data_ptr(), 0 if greedy else memory.data_ptr()) for rank, memory in self._absent.items()},
-            fused_greedy, emulation, has_long_walks=long_walks, is_timed=is_timed, is_early=is_early,
+            fused_greedy, emulation, has_long_walks=long_walks,
         )  # fmt: skip
 
     def inputs(self, batch: int, seed: int = 0):

@@ -1,18 +1,13 @@
 """GPU time of a DSpark draft's proposal at DeepSeek-V4.1's sizes: SGLang's own (off), draft_sampler (on), on the same tensors in one process.
 
     python3 -m benchmark.kernels.draft_sampler --out OUT [--shapes 129280x1,32320x4] [--batches 1,2,4] [--walks long,short]
-        [--launches cooperative,early] [--proposals 1,4] [--timeline]
 
 A shape is VOCABxRANKS: that many columns of the vocabulary, shared by so many virtual ranks, each on its part of the GPU. 129280x1 is the whole
 proposal on one GPU; 32320x4 reads what one GPU of four reads, with the exchange of four ranks. Off has one rank in both: what its exchange
 between GPUs costs is not in it. Off is the final norm (RMSNorm), the LM head (torch.matmul) and draft_markov_block with DeepSeek's Markov head,
 captured in a graph as SGLang's draft graph holds them. Walks: "long" is the kernel as it is served; "short" walks through K anew for every tile of a
-pair of warps where K is in several panels: `--batches 2,4 --walks long,short` tells what long walks are worth. Launches: "cooperative" as it is
-served; "early" may begin while the kernel in front ends. Proposals: how many of them a graph holds, one behind the other, in both arms: of more than
-one, what it costs to begin a graph is shared, and the early launch has one in front. Requests are greedy (arg-max, no step
-logits) or sample at temperature 1. Timeline: of every case, an instance of
-the kernel that reads the clock is replayed too, and its phases are written and printed (sgl_lowlatency/bench/draft_timeline.py); the times are of the
-served instance. The graphs are replayed back to back between two events, in turn. The floor is the LM head and
+pair of warps where K is in several panels: `--batches 2,4 --walks long,short` tells what long walks are worth. Requests are greedy (arg-max, no step
+logits) or sample at temperature 1. The graphs are replayed back to back between two events, in turn. The floor is the LM head and
 markov_w2, each read once, at the measured read bandwidth.
 
 Checked before the times: base logits through the numerics gate; tokens, step logits and the noise offset bit by bit against SGLang's block behind
@@ -27,19 +22,17 @@ import argparse
 import itertools
 import sys
 import types
-from typing import NamedTuple
 
 import torch
 
 from benchmark.common import deadline
 from benchmark.kernels import command
-from sgl_lowlatency.bench import draft_timeline, floors, stats, timing
+from sgl_lowlatency.bench import floors, stats, timing
 from sgl_lowlatency.cli.bench import numbers
 from sgl_lowlatency.kernels.draft_sampler import MARKOV_RANK, MAX_BATCH, MAX_RANKS, DraftSampler, DraftShard, DraftWeights
 from sgl_lowlatency.reference import draft_sampler as oracle
 from sgl_lowlatency.reference import gate
 
-LAUNCHES = 32  # whose timelines are read
 HIDDEN, GAMMA, EPS, KEY = 5120, 5, 1e-20, 0x2D2A9C317E44B1D9
 WEIGHTS = "random: head normal of variance 9 / hidden; Markov weights -1/4, 0 and 1/4, so that every order of adding gives the same bias; seed 0"
 
@@ -55,35 +48,16 @@ def parse_shapes(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(shapes)
 
 
-def words_of(*allowed: str):
-    """The type of an argument that is a comma list of these words."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        words = text.split(",")
-        if set(words) - set(allowed):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {' and '.join(allowed)}")
-        return tuple(words)
-
-    return parse
+def parse_walks(text: str) -> tuple[str, ...]:
+    """A comma list of "long" and "short"."""
+    if not (words := text.split(",")) or set(words) - {"long", "short"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of long and short")
+    return tuple(words)
 
 
 def floor_bytes(vocab: int, batch: int) -> int:
     """What a proposal must read: the LM head, markov_w2, the hidden states, and a row of markov_w1 a token; bf16."""
     return 2 * (vocab * (HIDDEN + MARKOV_RANK) + batch * GAMMA * (HIDDEN + MARKOV_RANK))
-
-
-class Form(NamedTuple):
-    """How a case launches the kernel. proposals: of a graph."""
-
-    walks: str
-    launch: str
-    proposals: int
-
-    def __str__(self) -> str:
-        return f"{self.walks} walks, {self.launch}, {self.proposals} a graph"
-
-
-SERVED = Form("long", "cooperative", 1)
 
 
 class Tensors:
@@ -151,7 +125,7 @@ class Standard:
 class Ours:
     """draft_sampler on virtual ranks that share the GPU."""
 
-    def __init__(self, tensors: Tensors, num_ranks: int, batch: int, greedy: bool, form: Form, is_timed: bool = False) -> None:
+    def __init__(self, tensors: Tensors, num_ranks: int, batch: int, greedy: bool, walks: str) -> None:
         device = tensors.head.device
         part = tensors.vocab // num_ranks
         self.tensors, self.batch = tensors, batch
@@ -167,10 +141,7 @@ class Ours:
         self.shards = [shard(rank * part) for rank in range(num_ranks)]
         blocks = torch.cuda.get_device_properties(device).multi_processor_count // num_ranks
         weights = DraftWeights(tensors.w1, tensors.norm, EPS)
-        self.sampler = DraftSampler(
-            weights, self.shards, GAMMA, batch, device, blocks, deadline_s=5.0, noise_key=KEY, has_long_walks=form.walks == "long",
-            is_timed=is_timed, is_early=form.launch == "early",
-        )
+        self.sampler = DraftSampler(weights, self.shards, GAMMA, batch, device, blocks, deadline_s=5.0, noise_key=KEY, has_long_walks=walks == "long")
 
     def launch(self) -> None:
         t, rows = self.tensors, self.batch * GAMMA
@@ -201,8 +172,8 @@ def block_problems(ours: Ours, standard: Standard) -> list[str]:
     return found
 
 
-def measure(ours: Ours, standard: Standard, proposals: int, groups: int, group_ms: float) -> tuple[list[float], list[float], list[str]]:
-    """(ms of a proposal of SGLang's, of ours, problems). proposals: of a graph."""
+def measure(ours: Ours, standard: Standard, groups: int, group_ms: float) -> tuple[list[float], list[float], list[str]]:
+    """(ms of SGLang's, ms of ours, problems)."""
     ours.launch()
     figure = base_figure(ours.base_logits().flatten(0, 1), standard.base_logits().flatten(0, 1), ours.tensors)
     standard.block(ours.base_logits())
@@ -216,31 +187,17 @@ def measure(ours: Ours, standard: Standard, proposals: int, groups: int, group_m
     graphs[1].replay()
     standard.block(ours.base_logits())
     found += [f"replayed: {problem}" for problem in block_problems(ours, standard)]
-    if proposals > 1:
-        graphs = [timing.capture(lambda run=run: [run() for _ in range(proposals)]) for run in (standard.launch, ours.launch)]
     off, on = timing.in_turn([graph.replay for graph in graphs], groups=groups, target_ms=group_ms)
-    return [ms / proposals for ms in off], [ms / proposals for ms in on], found
-
-
-def phases(timed: Ours) -> list[dict]:
-    """Of replays back to back, as the times are taken; the first ones warm up."""
-    timed.launch()
-    graph, taken = timing.capture(timed.launch), []
-    for _ in range(LAUNCHES):
-        timed.sampler.timeline.zero_()
-        graph.replay()
-        graph.replay()
-        taken.append(timed.sampler.timeline.cpu())
-    return draft_timeline.phases(torch.stack(taken))
+    return off, on, found
 
 
 def row_of(
-    vocab: int, num_ranks: int, batch: int, greedy: bool, form: Form, off_ms: list[float], on_ms: list[float], floor_ms: float, wrong: list[str]
+    vocab: int, num_ranks: int, batch: int, greedy: bool, walks: str, off_ms: list[float], on_ms: list[float], floor_ms: float, wrong: list[str]
 ) -> dict:
     """The results row of one case."""
     return {
         "model": "deepseek-v4.1-dspark", "dtype": "bf16", "tp": num_ranks, "mode": "draft-greedy" if greedy else "draft-sampled",
-        "kernel": "draft_sampler", "metric": "proposal" if form == SERVED else f"proposal, {form}", "batch": batch,
+        "kernel": "draft_sampler", "metric": "proposal" if walks == "long" else "proposal, short walks", "batch": batch,
         "rows": batch * GAMMA, "vocab": vocab, "virtual_ranks": num_ranks,
         "floor_ms": round(floor_ms, 6), "off_ms": [round(t, 6) for t in off_ms], "on_ms": [round(t, 6) for t in on_ms], "problems": wrong,
     }  # fmt: skip
@@ -249,17 +206,15 @@ def row_of(
 def table(content: dict) -> str:
     """One line a case, times in microseconds."""
     lines = [f"{content['gpu']}, driver {content['driver']}, {content['versions']}"]
-    case, times = f"{'columns':>8} {'ranks':>5} {'mode':>13} {'batch':>5} {'form':>28}", f"{'off us':>8} {'on us':>8} {'ratio':>6} {'ci95':>12}"
+    case, times = f"{'columns':>8} {'ranks':>5} {'mode':>13} {'batch':>5} {'walks':>5}", f"{'off us':>8} {'on us':>8} {'ratio':>6} {'ci95':>12}"
     lines.append(f"{case} {times} {'floor us':>8} {'share':>6}  problems")
     for row in content["rows"]:
-        (low, high), form = row["ratio_ci95"], row["metric"].removeprefix("proposal").removeprefix(", ") or "served"
+        (low, high), walks = row["ratio_ci95"], "short" if "short" in row["metric"] else "long"
         lines.append(
-            f"{row['vocab']:8d} {row['virtual_ranks']:5d} {row['mode']:>13} {row['batch']:5d} {form:>28} {1e3 * stats.median(row['off_ms']):8.2f}"
+            f"{row['vocab']:8d} {row['virtual_ranks']:5d} {row['mode']:>13} {row['batch']:5d} {walks:>5} {1e3 * stats.median(row['off_ms']):8.2f}"
             f" {1e3 * stats.median(row['on_ms']):8.2f} {row['ratio']:6.2f} {f'{low:.2f}..{high:.2f}':>12} {1e3 * row['floor_ms']:8.2f}"
             f" {row['on_floor_share']:6.2f}  {'; '.join(row['problems']) or '-'}"
         )
-        if "phases" in row:
-            lines += [draft_timeline.table(row["phases"]), ""]
     return "\n".join(lines)
 
 
@@ -267,10 +222,7 @@ def main() -> int:
     parser = command.parser(__doc__, "kernel-draft-sampler")
     parser.add_argument("--shapes", type=parse_shapes, default=((129280, 1), (32320, 4)), help="VOCABxRANKS, comma list")
     parser.add_argument("--batches", type=numbers(1, MAX_BATCH), default=(1, 2, 4), help="requests")
-    parser.add_argument("--walks", type=words_of("long", "short"), default=("long",), help="comma list of long and short")
-    parser.add_argument("--launches", type=words_of("cooperative", "early"), default=("cooperative",), help="comma list of cooperative and early")
-    parser.add_argument("--proposals", type=numbers(1, 16), default=(1,), help="of a graph")
-    parser.add_argument("--timeline", action="store_true", help="also where the time of a launch goes")
+    parser.add_argument("--walks", type=parse_walks, default=("long",), help="comma list of long and short")
     args = parser.parse_args()
     if command.refused("draft_sampler"):
         return 2
@@ -281,14 +233,12 @@ def main() -> int:
         for vocab, num_ranks in args.shapes:
             tensors = Tensors(vocab, device)
             for greedy in (True, False):
-                for batch, *form in itertools.product(args.batches, args.walks, args.launches, args.proposals):
-                    form = Form(*form)
-                    ours, standard = Ours(tensors, num_ranks, batch, greedy, form), Standard(tensors, batch, greedy)
-                    off_ms, on_ms, wrong = measure(ours, standard, form.proposals, args.groups, args.group_ms)
+                for batch, walks in itertools.product(args.batches, args.walks):
+                    ours, standard = Ours(tensors, num_ranks, batch, greedy, walks), Standard(tensors, batch, greedy)
+                    off_ms, on_ms, wrong = measure(ours, standard, args.groups, args.group_ms)
                     floor_ms = floors.floor_ms(floor_bytes(vocab, batch), read_gb_s)
-                    timed = {"phases": phases(Ours(tensors, num_ranks, batch, greedy, form, is_timed=True))} if args.timeline else {}
-                    row = results.add(**row_of(vocab, num_ranks, batch, greedy, form, off_ms, on_ms, floor_ms, wrong), **timed)
-                    what = f"{vocab}x{num_ranks}, {row['mode']}, batch {batch}, {form}"
+                    row = results.add(**row_of(vocab, num_ranks, batch, greedy, walks, off_ms, on_ms, floor_ms, wrong))
+                    what = f"{vocab}x{num_ranks}, {row['mode']}, batch {batch}, {walks} walks"
                     deadline.say(f"{what}: ratio {row['ratio']}; {'; '.join(wrong[:3]) or 'output checked'}")
     return command.end(results, table)
 

@@ -23,7 +23,7 @@ void bind_draft_sampler(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMarkovRank); SGL_CONSTANT(kMaxDraftBatch); SGL_CONSTANT(kMaxDraftRows); SGL_CONSTANT(kMaxGamma); SGL_CONSTANT(kMaxDraftRanks);
-  SGL_CONSTANT(kUnitColumns); SGL_CONSTANT(kCandidateWords); SGL_CONSTANT(kDraftPoints); SGL_CONSTANT(kDraftStepPoints);
+  SGL_CONSTANT(kUnitColumns); SGL_CONSTANT(kCandidateWords);
 #undef SGL_CONSTANT
   a.attr("kDraftStateBytes") = py::int_(sizeof(abi::DraftState));
   a.attr("kStepLogitsTypes") = std::map<std::string, int32_t>{{"float32", abi::kStepLogitsFloat32}, {"bfloat16", abi::kStepLogitsBf16}};
@@ -37,9 +37,9 @@ void bind_draft_sampler(py::module_& m) {
         "The memory of a rank in a process of its own");
   m.def("draft_tiles_at_once", [](int32_t rows) { return abi::most_tiles_at_once(abi::draft_row_tiles(rows)); }, py::arg("rows"),
         "Most tiles of the LM head in one walk through K, of a launch of so many rows");
-  m.def("draft_timeline_points", &abi::draft_timeline_points, py::arg("gamma"), "Points of a block in the timeline of a launch");
+  m.def("draft_max_units", &abi::draft_max_units, py::arg("num_units"), py::arg("blocks"), "Most units of one block");
   py::class_<abi::DraftSmem>(a, "DraftSmem").def_readonly("total_bytes", &abi::DraftSmem::total_bytes);
-  m.def("draft_smem", &abi::draft_smem, py::arg("rows"), py::arg("batch"), py::arg("k_panel"), py::arg("panel_buffers"),
+  m.def("draft_smem", &abi::draft_smem, py::arg("rows"), py::arg("batch"), py::arg("k_panel"), py::arg("max_units"),
         "Shared memory of a block");
 
   py::class_<abi::DraftRank> rank(a, "DraftRank");
@@ -48,7 +48,7 @@ void bind_draft_sampler(py::module_& m) {
       SGL_FIELD(vocab_begin) SGL_FIELD(vocab_count) SGL_FIELD(num_head_tiles) SGL_FIELD(num_units);
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(rank, #name, &abi::DraftRank::name)
-  SGL_POINTER(maps); SGL_POINTER(base_logits); SGL_POINTER(noise); SGL_POINTER(draft_tokens); SGL_POINTER(noise_offset); SGL_POINTER(state);
+  SGL_POINTER(maps); SGL_POINTER(base_logits); SGL_POINTER(draft_tokens); SGL_POINTER(noise_offset); SGL_POINTER(state);
 #undef SGL_POINTER
 
   py::class_<abi::DraftSamplerParams> params(a, "DraftSamplerParams");
@@ -56,7 +56,7 @@ void bind_draft_sampler(py::module_& m) {
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::DraftSamplerParams::name)
       SGL_FIELD(batch) SGL_FIELD(gamma) SGL_FIELD(max_batch) SGL_FIELD(hidden) SGL_FIELD(k_panel) SGL_FIELD(tiles_at_once) SGL_FIELD(vocab)
       SGL_FIELD(has_norm) SGL_FIELD(rms_eps) SGL_FIELD(greedy) SGL_FIELD(num_ranks) SGL_FIELD(num_local_ranks) SGL_FIELD(first_rank)
-      SGL_FIELD(panel_buffers) SGL_FIELD(shared) SGL_FIELD(anchor_stride) SGL_FIELD(rounds_bias)
+      SGL_FIELD(max_units) SGL_FIELD(shared) SGL_FIELD(anchor_stride) SGL_FIELD(rounds_bias)
       SGL_FIELD(deadline_ns) SGL_FIELD(noise_key)
 #undef SGL_FIELD
       .def_property("step_logits_type", [](const abi::DraftSamplerParams& p) { return static_cast<int32_t>(p.step_logits_type); },
@@ -67,7 +67,7 @@ void bind_draft_sampler(py::module_& m) {
       });
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::DraftSamplerParams::name)
   SGL_POINTER(hidden_states); SGL_POINTER(norm); SGL_POINTER(anchor_tokens); SGL_POINTER(step_temperatures); SGL_POINTER(markov_w1);
-  SGL_POINTER(fault); SGL_POINTER(timeline);
+  SGL_POINTER(fault);
 #undef SGL_POINTER
   m.def("host_logarithms", [](uintptr_t from, uintptr_t to, size_t count, bool plus_one) {
     const float* const x = reinterpret_cast<const float*>(from);
@@ -76,7 +76,7 @@ void bind_draft_sampler(py::module_& m) {
   }, py::arg("from"), py::arg("to"), py::arg("count"), py::arg("plus_one"),
         "The host dialect's log, or log1p, of `count` floats: torch's differ in last bits, and then a choice between near equals may");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
-  m.def("draft_sampler_launch_cuda", &launch::draft_sampler_cuda, py::arg("params"), py::arg("grid"), py::arg("is_early"), py::arg("stream"),
+  m.def("draft_sampler_launch_cuda", &launch::draft_sampler_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());
   m.def("draft_sampler_max_blocks", &launch::draft_sampler_max_blocks, py::arg("params"), "Co-resident blocks of the current device");
 #endif

@@ -8,14 +8,9 @@ namespace sgl_lowlatency::emulation {
 
 Report draft_sampler(const abi::DraftSamplerParams& params, int32_t grid, const Options& options) {
   launch::check_draft_sampler(params, grid);
-  return launch(grid, abi::kDraftThreads, static_cast<size_t>(params.shared.total_bytes), [&] {
+  return launch(grid, abi::kNumThreads, static_cast<size_t>(params.shared.total_bytes), [&] {
     launch::with_draft_instance(params, [&](auto num_tiles, auto batch_tiles, auto at_once) {
-      constexpr int32_t kNTiles = decltype(num_tiles)::value, kBatchTiles = decltype(batch_tiles)::value, kAtOnce = decltype(at_once)::value;
-      if (params.timeline != nullptr) {
-        kernels::draft_sampler_body<kNTiles, kBatchTiles, kAtOnce, stages::DraftClock>(params);
-      } else {
-        kernels::draft_sampler_body<kNTiles, kBatchTiles, kAtOnce, stages::NoDraftClock>(params);
-      }
+      kernels::draft_sampler_body<decltype(num_tiles)::value, decltype(batch_tiles)::value, decltype(at_once)::value>(params);
     });
   }, options);
 }

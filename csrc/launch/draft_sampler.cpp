@@ -17,7 +17,7 @@ void require_within(int64_t value, int64_t least, int64_t most, const std::strin
   require(value >= least && value <= most, name + " " + std::to_string(value) + " is outside " + std::to_string(least) + ".." + std::to_string(most));
 }
 
-void check_rank(const abi::DraftSamplerParams& p, int32_t local_rank) {
+void check_rank(const abi::DraftSamplerParams& p, int32_t local_rank, int32_t num_blocks) {
   const abi::DraftRank& rank = p.ranks[local_rank];
   const std::string of = "ranks[" + std::to_string(local_rank) + "].";
   const auto text = [](int64_t v) { return std::to_string(v); };
@@ -26,7 +26,7 @@ void check_rank(const abi::DraftSamplerParams& p, int32_t local_rank) {
           of + "vocab_count " + text(rank.vocab_count) + " is not an even number within vocab " + text(p.vocab));
   require(rank.num_units == (rank.vocab_count + abi::kUnitColumns - 1) / abi::kUnitColumns, of + "num_units are not those of vocab_count");
   require(rank.num_head_tiles == (rank.vocab_count + abi::kTileRows - 1) / abi::kTileRows, of + "num_head_tiles are not those of vocab_count");
-  require((rank.noise == nullptr) == (p.greedy != 0), of + "noise is there, or not, against greedy");
+  require(abi::draft_max_units(rank.num_units, num_blocks) <= p.max_units, of + "a block has more units than max_units " + text(p.max_units));
   const void* const pointers[] = {rank.maps, rank.base_logits, rank.draft_tokens, rank.noise_offset, rank.state};
   for (const void* pointer : pointers) require(pointer != nullptr, of + "a pointer is null");
 }
@@ -55,14 +55,13 @@ void check_draft_sampler(const abi::DraftSamplerParams& p, int32_t grid) {
   require_within(p.first_rank, 0, p.num_ranks - p.num_local_ranks, "first_rank");
   require(grid > 0 && grid % p.num_local_ranks == 0,
           "grid " + text(grid) + " is not as many blocks for each of num_local_ranks " + text(p.num_local_ranks));
-  require(p.panel_buffers == 1 || (p.panel_buffers == 2 && p.k_panel < p.hidden),
-          "panel_buffers " + text(p.panel_buffers) + " is neither 1 nor, of a hidden in several panels, 2");
-  const abi::DraftSmem shared = abi::draft_smem(p.batch * p.gamma, p.batch, p.k_panel, p.panel_buffers);
-  require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not draft_smem of rows, batch, k_panel and panel_buffers");
+  require(p.max_units >= 1, "max_units " + text(p.max_units) + " is below 1");
+  const abi::DraftSmem shared = abi::draft_smem(p.batch * p.gamma, p.batch, p.k_panel, p.max_units);
+  require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not draft_smem of rows, batch, k_panel and max_units");
   require(p.deadline_ns > 0, "deadline_ns is 0");
   const void* const pointers[] = {p.hidden_states, p.anchor_tokens, p.step_temperatures, p.markov_w1, p.fault};
   for (const void* pointer : pointers) require(pointer != nullptr, "a pointer of the parameters is null");
-  for (int32_t i = 0; i < p.num_local_ranks; ++i) check_rank(p, i);
+  for (int32_t i = 0; i < p.num_local_ranks; ++i) check_rank(p, i, grid / p.num_local_ranks);
   for (int32_t i = 0; i < p.num_ranks; ++i) {
     require(p.peers[i].mailbox != nullptr, "peers[" + text(i) + "] has no mailbox");
     require((p.peers[i].step_logits == nullptr) == (p.greedy != 0), "peers[" + text(i) + "] has step_logits, or none, against greedy");

@@ -1,4 +1,4 @@
-// Host entry of draft_sampler on CUDA: checks, shared-memory attribute, launch. No device code here.
+// Host entry of draft_sampler on CUDA: checks, shared-memory attribute, cooperative launch. No device code here.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -7,10 +7,9 @@
 
 namespace sgl_lowlatency::launch {
 
-// Launches on `stream` (a cudaStream_t as an integer). grid: blocks of all local ranks. is_early: it may begin while the launch in front ends (PDL),
-// and nothing but the occupancy that was checked gives its blocks their place at once; else cooperatively. Capturable in a CUDA graph. Throws
-// std::invalid_argument naming the parameter, or std::runtime_error with the CUDA error's name and text.
-void draft_sampler_cuda(const abi::DraftSamplerParams& params, int32_t grid, bool is_early, uintptr_t stream);
+// Launches on `stream` (a cudaStream_t as an integer). grid: blocks of all local ranks. Capturable in a CUDA graph. Throws std::invalid_argument
+// naming the parameter, or std::runtime_error with the CUDA error's name and text.
+void draft_sampler_cuda(const abi::DraftSamplerParams& params, int32_t grid, uintptr_t stream);
 
 // Blocks of draft_sampler that the current device holds at once, for the params' rows and shared memory.
 int32_t draft_sampler_max_blocks(const abi::DraftSamplerParams& params);

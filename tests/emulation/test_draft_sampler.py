@@ -7,7 +7,6 @@ import pytest
 import torch
 from draft_cases import Draft, hard_values, random_values, temperatures
 
-from sgl_lowlatency.bench import draft_timeline
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 
 SHAPES = [  # hidden, vocab, gamma, max_batch, blocks a rank
@@ -162,23 +161,3 @@ def test_results_repeat_bit_by_bit_under_every_schedule():
         outputs = (draft.base_logits(2), draft.shards[1].step_logits, draft.shards[1].draft_tokens)
         first = first or outputs
         assert all(torch.equal(a, b) for a, b in zip(outputs, first, strict=True)), seed
-
-
-@pytest.mark.parametrize(("batch", "greedy"), [(1, True), (3, False)])
-def test_a_timed_launch_does_the_same(batch, greedy):
-    """And passes every point in order; of the last step only block 0 of each rank has the tokens."""
-    draft = Draft(640, 700, 3, 3, num_ranks=2, blocks_per_rank=2, greedy=greedy, is_timed=True)
-    assert draft.run(batch, draft.inputs(batch)) == []
-    times = draft.sampler.timeline
-    assert times.shape == (4, draft_timeline.POINTS + 3 * draft_timeline.STEP_POINTS)
-    assert (times == 0).sum(1).tolist() == [0, 2, 0, 2]
-    found = draft_timeline.phases(times[None])
-    assert len(found) == 1 + 3 + 3 * 4 + 2 and all(0 <= row["median_us"] <= row["max_us"] for row in found)
-
-
-@pytest.mark.parametrize(("rows", "panels"), [(5, (5120, 1)), (10, (1536, 2)), (20, (1024, 2)), (40, (512, 2)), (45, (512, 1)), (80, (512, 1))])
-def test_panels_that_shared_memory_holds(rows, panels):
-    """Two at a time up to 40 rows; every launch has room."""
-    draft = Draft(5120, 64, 5, 16, blocks_per_rank=1, greedy=True)
-    params = draft.sampler._params[rows // 5]
-    assert (params.k_panel, params.panel_buffers) == panels

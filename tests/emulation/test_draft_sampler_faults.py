@@ -94,7 +94,7 @@ def test_walks_of_other_lengths_are_refused():
 
 
 def test_what_fits_is_accepted():
-    assert make().grid == 2
+    assert make().max_units == 2
 
 
 @pytest.mark.parametrize(

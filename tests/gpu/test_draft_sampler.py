@@ -172,18 +172,13 @@ def test_samples_are_distributed_as_the_step_logits():
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize("form", ["served", "is_timed", "is_early"])
-def test_replays_give_the_bits_of_eager_launches(greedy, form):
-    """Two drafts of the same weights, one captured, one eager; inputs and noise move on in both. Early launches: several in a graph, each may begin
-    while the one in front ends."""
-    kwargs = dict(num_ranks=4, blocks_per_rank=32, device="cuda", greedy=greedy)
-    drafts = [Draft(1024, 4000, 5, 4, **kwargs, **({} if form == "served" else {form: True})), Draft(1024, 4000, 5, 4, **kwargs)]
-    launches = 5 if form == "is_early" else 1
+def test_replays_give_the_bits_of_eager_launches(greedy):
+    """Two drafts of the same weights, one captured, one eager; inputs and noise move on in both."""
+    drafts = [Draft(1024, 4000, 5, 4, num_ranks=4, blocks_per_rank=16, device="cuda", greedy=greedy) for _ in range(2)]
     static = [tensor.cuda() for tensor in drafts[0].inputs(4)]
 
     def launch(draft):
-        for _ in range(launches):
-            draft.sampler.launch(4, *static, stream=torch.cuda.current_stream().cuda_stream)
+        draft.sampler.launch(4, *static, stream=torch.cuda.current_stream().cuda_stream)
 
     launch(drafts[0])
     launch(drafts[1])

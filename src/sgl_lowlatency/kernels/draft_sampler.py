@@ -85,10 +85,8 @@ class DraftSampler:
     blocks, as every rank has. peers: the other ranks', by rank. ranks: the workspaces of a draft_layout that this rank, of one shard, shares with
     processes of the others, instead of peers and first_rank; its step_logits lie in its own. has_long_walks: where K is in several panels, one walk
     through it serves several tiles of a pair of warps; without, for comparison, one. step_dtype: float32, or bfloat16 for drafts whose step logits
-    are bf16. is_timed: launches of an instance that fills `timeline`, int64 [grid, draft_timeline_points(gamma)] ns of the GPU's timer
-    (bench/draft_timeline.py). is_early: a launch may begin while the one in front ends, instead of a cooperative one. noise_key: of Philox.
-    has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does. deadline_s: of every wait in the kernel.
-    Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
+    are bf16. noise_key: of Philox. has_fused_greedy: a greedy draft of one request keeps bias and sum in fp32, as SGLang's fused step does.
+    deadline_s: of every wait in the kernel. Raises ValueError for what does not fit, RuntimeError when the grid cannot be resident on the GPU.
     """
 
     def __init__(
@@ -108,13 +106,11 @@ class DraftSampler:
         emulation: EmulationOptions | None = None,
         ranks: MappedWorkspaces | None = None,
         has_long_walks: bool = True,
-        is_timed: bool = False,
-        is_early: bool = False,
     ):
         self.device = kernel_device(device)
         if ranks is not None:
             first_rank, peers = ranks.rank, self._peers_of(ranks, shards, peers)
-        self._ranks, self._has_long_walks, self._is_early = ranks, has_long_walks, is_early
+        self._ranks, self._has_long_walks = ranks, has_long_walks
         self.gamma, self.max_batch = gamma, max_batch
         self.vocab, self.hidden = weights.markov_w1.shape[0], shards[0].head.shape[1]
         self.grid, self.first_rank, self.blocks_per_rank = blocks_per_rank * len(shards), first_rank, blocks_per_rank
@@ -138,12 +134,9 @@ class DraftSampler:
             return torch.full((num_bytes,), fill, dtype=torch.uint8, device=self.device)
 
         units = [-(-shard.markov_w2.shape[0] // UNIT_COLUMNS) for shard in self._shards]
+        self.max_units = max(_C.draft_max_units(n, blocks_per_rank) for n in units)
         self._maps = [self._map_table(shard) for shard in self._shards]
         self._base_logits = [torch.empty(max_batch * gamma * n * UNIT_COLUMNS, dtype=torch.bfloat16, device=self.device) for n in units]
-        noise = 0 if self.is_greedy else 1
-        self._noise = [torch.empty(noise * base.numel(), dtype=torch.float32, device=self.device) for base in self._base_logits]
-        points = _C.draft_timeline_points(gamma)
-        self.timeline = torch.zeros(self.grid, points, dtype=torch.int64, device=self.device) if is_timed else None
         senders = self.num_ranks * blocks_per_rank
         mailbox_bytes = 2 * 4 * _C.mailbox_words(gamma, max_batch, senders)
         if ranks is None:
@@ -161,7 +154,7 @@ class DraftSampler:
     @property
     def extra_bytes(self) -> int:
         """Device bytes that this object holds beside the tensors it was given."""
-        groups = (self._maps, self._base_logits, self._noise, self._mailboxes, self._states)
+        groups = (self._maps, self._base_logits, self._mailboxes, self._states)
         return sum(t.numel() * t.element_size() for group in groups for t in group)
 
     @property
@@ -182,11 +175,10 @@ class DraftSampler:
     def launch(self, batch: int, hidden_states: torch.Tensor, anchor_tokens: torch.Tensor, step_temperatures: torch.Tensor, stream: int = 0) -> None:
         """Drafts gamma tokens for each of `batch` requests into every shard's draft_tokens, row after row.
 
-        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any positive
-        stride. step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy,
-        writes step_logits of requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor
-        that does not fit; on the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see
-        fault().
+        hidden_states: bf16 [batch * gamma, hidden], row r is step r % gamma of request r // gamma. anchor_tokens: int64 [batch], of any positive stride.
+        step_temperatures: float32 [batch or more], 0: arg-max, and the request's step logits stay as they are. Unless the draft is greedy, writes
+        step_logits of requests that sample and adds one to noise_offset. stream: a cudaStream_t; capturable. Raises ValueError for a tensor that does
+        not fit; on the CPU DraftSamplerFault with the kernel's own record, or RuntimeError with the emulation's diagnosis. On CUDA see fault().
         """
         if batch not in self._params:
             raise ValueError(f"batch {batch} is outside 1..{self.max_batch}")
@@ -202,7 +194,7 @@ class DraftSampler:
         params.anchor_stride = max(anchor_tokens.stride(0), 1)
         params.step_temperatures = step_temperatures.data_ptr()
         if self.device.type == "cuda":
-            _C.draft_sampler_launch_cuda(params, self.grid, self._is_early, stream)
+            _C.draft_sampler_launch_cuda(params, self.grid, stream)
         else:
             self._emulate(params)
 
@@ -260,25 +252,27 @@ class DraftSampler:
         table = _C.pack_weight_maps(matrices, is_cuda=self.device.type == "cuda")
         return torch.frombuffer(bytearray(table), dtype=torch.uint8).to(self.device)
 
-    def _panels(self, batch: int) -> tuple[int, int]:
-        """(columns, number in shared memory) of the widest panels that it holds, all but the last alike: all of hidden, or a multiple of a stage's
-        columns, two at a time where two of one stage fit."""
-        stage, rows = abi.stage_k(2), batch * self.gamma
+    @staticmethod
+    def most_that_fit(batch: int, gamma: int, hidden: int, vocab: int, blocks: int) -> int:
+        """Requests of the largest launch up to `batch` that shared memory holds, of a rank with `vocab` token ids on `blocks` blocks; 0: none."""
+        units, panel = _C.draft_max_units(-(-vocab // UNIT_COLUMNS), blocks), min(hidden, abi.stage_k(2))
+        fits = (n for n in range(batch, 0, -1) if _C.draft_smem(n * gamma, n, panel, units).total_bytes <= _SMEM_BYTES)
+        return next(fits, 0)
 
-        def fits(k_panel: int, buffers: int) -> bool:
-            return _C.draft_smem(rows, batch, k_panel, buffers).total_bytes <= _SMEM_BYTES
-
-        if fits(self.hidden, 1):
-            return self.hidden, 1
-        buffers = 2 if fits(stage, 2) else 1
-        widths = (-(-self.hidden // num_panels // stage) * stage for num_panels in range(2, -(-self.hidden // stage) + 1))
-        return next(width for width in widths if fits(width, buffers)), buffers
+    def _k_panel(self, batch: int) -> int:
+        """The widest panel that shared memory holds, all panels but the last alike: all of hidden, or a multiple of a stage's columns."""
+        stage = abi.stage_k(2)
+        for num_panels in range(1, -(-self.hidden // stage) + 1):
+            k_panel = self.hidden if num_panels == 1 else -(-self.hidden // num_panels // stage) * stage
+            if _C.draft_smem(batch * self.gamma, batch, k_panel, self.max_units).total_bytes <= _SMEM_BYTES:
+                return k_panel
+        what = f"{batch} requests of {self.gamma} rows, {self.max_units} units a block"
+        raise ValueError(f"{what}, do not fit into shared memory: more blocks are needed")
 
     def _make_params(self, batch: int, units: list[int], peers: dict[int, DraftPeer], deadline_s: float, noise_key: int):
         params = _C.abi.DraftSamplerParams()
         params.batch, params.gamma, params.max_batch = batch, self.gamma, self.max_batch
-        params.hidden, params.vocab = self.hidden, self.vocab
-        params.k_panel, params.panel_buffers = self._panels(batch)
+        params.hidden, params.vocab, params.k_panel = self.hidden, self.vocab, self._k_panel(batch)
         is_long = self._has_long_walks and params.k_panel < self.hidden
         params.tiles_at_once = _C.draft_tiles_at_once(batch * self.gamma) if is_long else 1
         params.has_norm, params.rms_eps = int(self._weights.norm is not None), self._weights.rms_eps
@@ -287,16 +281,15 @@ class DraftSampler:
         params.greedy, params.rounds_bias, params.anchor_stride = int(self.is_greedy), int(not is_fused), 1
         params.step_logits_type = _STEP_LOGITS_TYPES[torch.float32 if is_fused else self._step_dtype]
         params.num_ranks, params.num_local_ranks, params.first_rank = self.num_ranks, len(self._shards), self.first_rank
-        params.shared = _C.draft_smem(batch * self.gamma, batch, params.k_panel, params.panel_buffers)
+        params.max_units = self.max_units
+        params.shared = _C.draft_smem(batch * self.gamma, batch, params.k_panel, self.max_units)
         params.deadline_ns, params.noise_key = int(deadline_s * 1e9), noise_key
         params.markov_w1, params.fault = self._weights.markov_w1.data_ptr(), self._host.address
-        params.timeline = 0 if self.timeline is None else self.timeline.data_ptr()
         for i, shard in enumerate(self._shards):
             rank = _C.abi.DraftRank()
             rank.maps, rank.vocab_begin, rank.vocab_count = self._maps[i].data_ptr(), shard.vocab_begin, shard.markov_w2.shape[0]
             rank.num_units, rank.num_head_tiles = units[i], -(-shard.markov_w2.shape[0] // abi.TILE_ROWS)
             rank.base_logits = self._base_logits[i].data_ptr()
-            rank.noise = 0 if self.is_greedy else self._noise[i].data_ptr()
             rank.draft_tokens, rank.noise_offset = shard.draft_tokens.data_ptr(), shard.noise_offset.data_ptr()
             rank.state = self._states[i].data_ptr()
             params.set_rank(i, rank)
@@ -318,7 +311,7 @@ class DraftSampler:
         options, regions = self.emulation, []
         if options.check_order:
             named = [("mailbox", self._mailboxes), ("base_logits", self._base_logits), ("state", self._states),
-                     ("noise", [] if self.is_greedy else self._noise), ("draft_tokens", [shard.draft_tokens for shard in self._shards]),
+                     ("draft_tokens", [shard.draft_tokens for shard in self._shards]),
                      ("step_logits", [shard.step_logits for shard in self._shards if shard.step_logits is not None])]  # fmt: skip
             regions = [(f"{name}[{i}]", t.data_ptr(), t.numel() * t.element_size(), True) for name, of in named for i, t in enumerate(of)]
         self.last_report = report = _C.draft_sampler_emulate(

@@ -141,6 +141,12 @@ class DraftProposal(KeptForward):
         reasons, most = self._reasons_of(self._model), self._most_of(gamma, max_bs)
         if not most:
             reasons.append(f"gamma {gamma} is beyond the kernel's")
+        elif not reasons:
+            parts = self._parts_of(self._model)
+            vocab, hidden = parts.markov_w2.shape[0], parts.head.shape[1]
+            most = DraftSampler.most_that_fit(most, gamma, hidden, vocab, self._grid)
+            if not most:
+                reasons.append(f"a vocabulary of {vocab} on {self._grid} blocks does not fit into shared memory")
         return most, reasons
 
     def _agree(self, most: int, reasons: list[str]) -> tuple[int, list[str]]:

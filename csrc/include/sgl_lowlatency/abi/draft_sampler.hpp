@@ -12,13 +12,12 @@ constexpr int32_t kMaxDraftBatch = 16;    // requests of one launch
 constexpr int32_t kMaxDraftRows = 80;     // rows of one launch: requests times gamma
 constexpr int32_t kMaxGamma = 16;
 constexpr int32_t kMaxDraftRanks = 8;
-constexpr int32_t kDraftThreads = 32 * kNumConsumerWarps;  // a warp more would cost every thread a third of its registers
 constexpr int32_t kUnitColumns = 2 * kTileRows;  // of the vocabulary: two tiles of the LM head, one ring stage of markov_w2
 constexpr int32_t kDraftPairs = kNumConsumerWarps / 2;  // pairs of consumer warps; a pair has tiles and units of its own
 constexpr int32_t kPairStages = 2;                      // ring stages of one pair
 constexpr int32_t kDraftStages = kDraftPairs * kPairStages;
 constexpr int32_t kExchangeTiles = 2;  // N tiles that a pair adds up at a time
-constexpr int32_t kLatentPitch = kMarkovRank * 2 + 64;  // bytes of one request's latents: two requests' pieces of 64 bytes lie in banks of their own
+constexpr int32_t kLatentPitch = kMarkovRank * 2 + kPanelPadBytes;  // bytes of one row of the latents
 constexpr int32_t kCandidateWords = 2;                               // of one candidate: key (ordered_key), token id
 
 // N tiles of the LM head's MMA for so many rows: one of those that instances have.
@@ -28,28 +27,6 @@ SGL_ABI_FUNCTION int32_t draft_row_tiles(int32_t rows) {
 
 // Tiles of the LM head whose sums a pair has registers for, of so many N tiles.
 SGL_ABI_FUNCTION int32_t most_tiles_at_once(int32_t row_tiles) { return row_tiles < 5 ? 4 : row_tiles == 5 ? 2 : 1; }
-
-// Units of a pair that its warps keep in registers for all steps, and whose requests' latents have memory beside the panel: of launches up to 8
-// requests, whose sums leave registers.
-SGL_ABI_FUNCTION int32_t draft_held_units(int32_t batch) { return batch <= 8 ? 2 : 0; }
-SGL_ABI_FUNCTION bool has_early_latents(int32_t batch) { return batch <= 8; }
-
-// Where a timed launch reads the clock, in this order; behind these, of each step those of DraftStepPoint.
-enum DraftPoint : int32_t {
-  kDraftBegin = 0,
-  kDraftPanel = 1,  // the first panel is there: products begin
-  kDraftHead = 2,   // the warp's tiles of the LM head are done
-  kDraftBase = 3,   // .. and the block's
-  kDraftPoints = 4,
-};
-enum DraftStepPoint : int32_t {
-  kDraftChosen = 0,  // the warp has its best column
-  kDraftSent = 1,    // the block's candidate is on its way
-  kDraftToken = 2,   // all candidates have come
-  kDraftStep = 3,    // the step's last barrier
-  kDraftStepPoints = 4,
-};
-SGL_ABI_FUNCTION int32_t draft_timeline_points(int32_t gamma) { return kDraftPoints + gamma * kDraftStepPoints; }
 
 enum StepLogitsType : int32_t { kStepLogitsFloat32 = 0, kStepLogitsBf16 = 1, kNumStepLogitsTypes = 2 };
 
@@ -62,8 +39,7 @@ static_assert(sizeof(DraftState) == 256, "counters keep their lines");
 
 // What a rank lets the others reach. Of a rank in another process: mapped memory.
 struct DraftPeer {
-  uint32_t* mailbox;  // two generations of mailbox_words, all bits set before the first launch: [step][request][mailbox_senders] Candidate, then
-                      // the rank's own 1/rms of every row
+  uint32_t* mailbox;  // two generations of mailbox_words, all bits set before the first launch; [generation][step][request][sender] Candidate
   void* step_logits;  // [max_batch, gamma, vocab] of step_logits_type, or null: nobody samples
 };
 
@@ -75,7 +51,6 @@ struct DraftRank {
   int32_t num_head_tiles;  // of kTileRows rows, in the rank's part of the LM head
   int32_t num_units;       // of kUnitColumns columns: those that hold vocab_count
   bf16* base_logits;       // [rows, num_units * kUnitColumns]
-  float* noise;            // the same, of requests that sample, or null: a greedy draft
   int64_t* draft_tokens;   // [batch, gamma]
   int64_t* noise_offset;   // [1]
   DraftState* state;
@@ -87,38 +62,35 @@ struct DraftSmem {
   int32_t zero_row;     // 128 zero bytes: the B rows beyond `rows`
   int32_t block_state;  // DraftBlockState (stages/draft_state.hpp)
   int32_t exchange;     // [2][kDraftPairs][kExchangeTiles * 4][32] float: what a pair adds up
-  int32_t latents;      // [batch] of kLatentPitch, in the order of the MMA's B; without has_early_latents in the panel's place, behind the LM head
-  int32_t panel;        // [panel_buffers][rows + 1] of panel_row_bytes(k_panel): x, and in the last row the norm
+  int32_t panel;        // [rows + 1] of panel_row_bytes(k_panel): x, and in the last row the norm. Behind the LM head: noise [batch][max_units *
+                        // kUnitColumns] float, then latents [kMaxDraftBatch] of kLatentPitch
+  int32_t latents;
   int32_t ring;         // [kDraftStages] of kStageBytes, at a multiple of 1024
   int32_t total_bytes;
 };
 
 constexpr int32_t kDraftBlockStateBytes = 2048;
 
-// panel_buffers: 1, or 2: while one panel is multiplied the next one loads.
-SGL_ABI_FUNCTION DraftSmem draft_smem(int32_t rows, int32_t batch, int32_t k_panel, int32_t panel_buffers) {
+// Most units of one block.
+SGL_ABI_FUNCTION int32_t draft_max_units(int32_t num_units, int32_t blocks) { return (num_units + blocks - 1) / blocks; }
+
+SGL_ABI_FUNCTION DraftSmem draft_smem(int32_t rows, int32_t batch, int32_t k_panel, int32_t max_units) {
   DraftSmem at{};
   at.barriers = 0;
   at.zero_row = 2 * kDraftStages * 8;
   at.block_state = at.zero_row + 128;
   at.exchange = at.block_state + kDraftBlockStateBytes;
-  at.latents = at.exchange + 2 * kDraftPairs * kExchangeTiles * 4 * 32 * 4;
-  at.panel = at.latents + (has_early_latents(batch) ? batch * kLatentPitch : 0);
-  const int32_t panel_end = at.panel + panel_buffers * (rows + 1) * panel_row_bytes(k_panel), latents_end = at.latents + batch * kLatentPitch;
+  at.panel = at.exchange + 2 * kDraftPairs * kExchangeTiles * 4 * 32 * 4;
+  at.latents = at.panel + batch * max_units * kUnitColumns * 4;
+  const int32_t panel_end = at.panel + (rows + 1) * panel_row_bytes(k_panel), latents_end = at.latents + kMaxDraftBatch * kLatentPitch;
   at.ring = ((panel_end > latents_end ? panel_end : latents_end) + 1023) / 1024 * 1024;
   at.total_bytes = at.ring + kDraftStages * kStageBytes;
   return at;
 }
 
-// Candidates that a request has room for in a step, a multiple of 2: two are loaded at a time. senders: the blocks of all ranks, of which every rank
-// has as many.
-SGL_ABI_FUNCTION int32_t mailbox_senders(int32_t senders) { return (senders + 1) / 2 * 2; }
-// Words of a mailbox's generation in front of 1/rms, and of all of it; multiples of 4.
-SGL_ABI_FUNCTION int32_t mailbox_letters(int32_t gamma, int32_t max_batch, int32_t senders) {
-  return gamma * max_batch * mailbox_senders(senders) * kCandidateWords;
-}
+// Words of one generation of a mailbox, a multiple of 4. senders: the blocks of all ranks, of which every rank has as many.
 SGL_ABI_FUNCTION int32_t mailbox_words(int32_t gamma, int32_t max_batch, int32_t senders) {
-  return mailbox_letters(gamma, max_batch, senders) + kMaxDraftRows;
+  return (gamma * max_batch * senders * kCandidateWords + 3) / 4 * 4;
 }
 
 // The memory of a rank in a process of its own, which the others map: byte offsets from its begin, multiples of 128.
@@ -142,8 +114,7 @@ struct DraftSamplerParams {
   int32_t gamma;      // tokens drafted a request, 1..kMaxGamma; batch * gamma <= kMaxDraftRows
   int32_t max_batch;  // what mailboxes and step_logits were sized for, 1..kMaxDraftBatch
   int32_t hidden;     // a multiple of 64
-  int32_t k_panel;    // columns of activations in a panel: all of hidden, or a multiple of stage_k(2)
-  int32_t panel_buffers;  // panels in shared memory at a time: 1, or of a hidden in several panels 2
+  int32_t k_panel;    // columns of activations in shared memory at a time: all of hidden, or a multiple of stage_k(2)
   int32_t tiles_at_once;  // of a pair in one walk through K: 1, or most_tiles_at_once. Of a K in several panels each is loaded once a walk
   int32_t vocab;      // token ids of all ranks, even
   int32_t has_norm;   // 1: hidden_states are normed first
@@ -156,7 +127,8 @@ struct DraftSamplerParams {
   int32_t num_ranks;        // 1..kMaxDraftRanks
   int32_t num_local_ranks;  // that this launch runs: 1, or several virtual ones, each of grid / num_local_ranks blocks
   int32_t first_rank;       // of these
-  DraftSmem shared;         // draft_smem of rows, batch, k_panel and panel_buffers
+  int32_t max_units;        // of one block of any local rank
+  DraftSmem shared;         // draft_smem of rows, batch, k_panel and max_units
   uint64_t deadline_ns;     // of a wait for another block or rank; a wait for the ring lasts twice as long
 
   const bf16* hidden_states;        // [batch * gamma, hidden], row r: step r % gamma of request r / gamma
@@ -166,7 +138,6 @@ struct DraftSamplerParams {
   const bf16* markov_w1;            // [vocab, kMarkovRank]
   uint64_t noise_key;
   FaultRecord* fault;  // host-visible
-  uint64_t* timeline;  // [grid][draft_timeline_points(gamma)] ns of the GPU's timer, by thread 0 of each block; null, as ever served: nobody looks
   DraftRank ranks[kMaxDraftRanks];  // of the local ranks, from 0 on
   DraftPeer peers[kMaxDraftRanks];  // of all ranks
 };

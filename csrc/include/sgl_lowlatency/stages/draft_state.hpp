@@ -30,6 +30,7 @@ struct DraftShared {
   SGL_DEVICE DraftBlockState* block() const { return reinterpret_cast<DraftBlockState*>(dialect::shared_base() + at.block_state); }
   SGL_DEVICE float* exchange() const { return reinterpret_cast<float*>(dialect::shared_base() + at.exchange); }
   SGL_DEVICE char* panel() const { return dialect::shared_base() + at.panel; }
+  SGL_DEVICE float* noise() const { return reinterpret_cast<float*>(dialect::shared_base() + at.panel); }
   SGL_DEVICE char* latents() const { return dialect::shared_base() + at.latents; }
   SGL_DEVICE char* stage(int32_t stage) const { return dialect::shared_base() + at.ring + stage * abi::kStageBytes; }
 };

@@ -4,9 +4,9 @@
 
 namespace sgl_lowlatency::kernels {
 
-template <int32_t kNTiles, int32_t kBatchTiles, int32_t kAtOnce, class Clock>
-__global__ void __launch_bounds__(abi::kDraftThreads, 1) draft_sampler(const __grid_constant__ abi::DraftSamplerParams params) {
-  draft_sampler_body<kNTiles, kBatchTiles, kAtOnce, Clock>(params);
+template <int32_t kNTiles, int32_t kBatchTiles, int32_t kAtOnce>
+__global__ void __launch_bounds__(abi::kNumThreads, 1) draft_sampler(const __grid_constant__ abi::DraftSamplerParams params) {
+  draft_sampler_body<kNTiles, kBatchTiles, kAtOnce>(params);
 }
 
 }  // namespace sgl_lowlatency::kernels
