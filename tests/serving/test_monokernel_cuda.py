@@ -1,4 +1,4 @@
-"""k1 and k2 on an NVIDIA GPU in a real server, by SGLang's AMD dispatch: captured in its decode graphs, tokens judged by float64. Never run yet."""
+"""k1 and k2 on an NVIDIA GPU in a real server, by SGLang's AMD dispatch: captured in its decode graphs, tokens judged by float64."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ TILE_ROWS, MAX_EXPERTS, MAX_TOP_K = 16, 384, 32  # of the router: abi::kTileRows
 VOCAB_PADDING = 64  # SGLang pads the vocabulary to a multiple of this, times the ranks where that does not divide
 MAX_GROUP = 16  # query heads of one KV head; four attention items of kMaxHeadsPerItem
 CHANNEL_MULTIPLE = {2: 64, 1: 128}  # of every K, by bytes of a weight: each consumer warp reads K in runs of 128 bytes
-FP8_EXPERT_ROWS = 8  # of a step with FP8 experts: at eight ours takes about 5.8 ms, SGLang's 6.8 served (DESIGN-moe.md); 16 were not compared
+FP8_EXPERT_ROWS = 8  # of a step with FP8 experts: at eight ours takes 5.96 ms, SGLang's 6.8 served (DESIGN-moe.md); 16 were not compared
 
 
 @dataclasses.dataclass(frozen=True)
