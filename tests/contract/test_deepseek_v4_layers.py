@@ -143,10 +143,8 @@ def environment(monkeypatch):
     config.get.cache_clear()
 
 
-@pytest.mark.parametrize(("slices", "warning"), [
-    ("attention_in,attention_out", "speed to one without$"), ("moe", "one without; moe was slower than SGLang's launches where it was measured$"),
-])  # fmt: skip
-def test_sglangs_dispatch_runs_what_the_spec_builds(environment, slices, warning, monkeypatch, caplog):
+@pytest.mark.parametrize("slices", ["attention_in,attention_out", "moe"])
+def test_sglangs_dispatch_runs_what_the_spec_builds(environment, slices, monkeypatch, caplog):
     """Its BuildContext of a server with five drafts a request, its binding and view, behind the checks of the loaded model."""
     environment(slices)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -156,7 +154,7 @@ def test_sglangs_dispatch_runs_what_the_spec_builds(environment, slices, warning
     context = BuildContext(widths=tuple(range(6, DEEPSEEK_V4_SPEC.max_rows + 1, 6)), tokens_per_request=6, deadline_s=5.0, binding=sglangs)
     built = DEEPSEEK_V4_SPEC.build(target, None, context)
     assert built.widths == (6, 12, 18, 24, 30, 36, 42, 48) and built.draft_sampler is None
-    assert re.search(warning, caplog.messages[0]) and built.summary().startswith(slices.replace(",", ", "))
+    assert re.search(f"={slices}: .* not been shown to be SGLang's", caplog.messages[0]) and built.summary().startswith(slices.replace(",", ", "))
     dispatch, batch = binding._Dispatch(built=built, original=target.forward, binding=sglangs), small.batch_of(2, tokens=6)
     set_forward_context(ForwardContext(attn_backend=small.Backend()))
     theirs = target(*batch)

@@ -43,8 +43,7 @@ from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step
 logger = logging.getLogger(__name__)
 
 MAX_ROWS = min(MOE_ROWS, ATTENTION_ROWS)
-UNMEASURED = "no server has been measured with these slices of DeepSeek-V4.1's layers: compare its speed to one without"
-SLOWER_MOE = "; moe was slower than SGLang's launches where it was measured"
+UNPROVEN = "answers with these slices of DeepSeek-V4.1's layers have not been shown to be SGLang's: for measurements; compare to a server without"
 BOUNDS = {
     "attention_in.x": 0.01, "attention_in.q_lora": 0.1, "attention_in.q": 0.12, "attention_in.q_rope": 0.13, "attention_in.kv": 0.12,
     "attention_in.kv_rope": 0.12, "attention_out.coefficients": 1e-3, "attention_out.streams": 0.08, "attention_out.out": 0.08,
@@ -89,8 +88,7 @@ def _build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Dee
     settings, widths = config.get(), [rows for rows in context.widths if rows <= MAX_ROWS]
     if not widths:
         raise ValueError(f"the slices take {MAX_ROWS} rows, the steps of this server have {context.tokens_per_request} and more")
-    warning = UNMEASURED + (SLOWER_MOE if "moe" in settings.deepseek_slices else "")
-    logger.warning("SGL_LOWLATENCY_DEEPSEEK_SLICES=%s: %s", ",".join(settings.deepseek_slices), warning)
+    logger.warning("SGL_LOWLATENCY_DEEPSEEK_SLICES=%s: %s", ",".join(settings.deepseek_slices), UNPROVEN)
     layers = list(model.model.layers)
     device = layers[0].mlp.gate.weight.device
     slices = build_slices(layers, settings.deepseek_slices, max(widths), device, device_limits(device).grid, context.deadline_s)
