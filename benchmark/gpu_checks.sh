@@ -27,6 +27,8 @@
 #                     and 4 (about 16 min each: calls of 580 s that go on). `benchmark.replay … --dry-run` tells what its arguments take
 #          ranks      two GPUs: the tensor-parallel step and its timeline, a layer's sums against NCCL and SGLang, a million launches, a killed
 #                     rank; no server (about 4 min)
+#          tp2        two GPUs: decode_ab of Qwen3-8B, then of Qwen3-30B-A3B, both split over them, at 1k, batch 1 2 4 8 (about 6 min on a cold host)
+#          ranks-hang two GPUs: a server's rank that is stopped, and one that is killed, while a request decodes (about 2 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
 # PYTHONPATH must lead to the installed package; `python3` must be the one with SGLang. DEADLINE (s, default 580) is the whole
@@ -111,6 +113,10 @@ for name in "$@"; do
       phase ranks-step kernels.parallel_step || status=1
       phase ranks-check kernels.ranks_check || status=1
       phase ranks-sums kernels.peer_sums || status=1 ;;
+    tp2)
+      phase tp2 serve.decode_ab --tp 2 --compare-tokens 64 || status=1
+      phase tp2-moe serve.decode_ab --tp 2 --model qwen3-30b-a3b --compare-tokens 64 || status=1 ;;
+    ranks-hang) phase ranks-hang serve.hang --name hang-ranks --cases stopped,killed || status=1 ;;
     hang) PYTHONPATH=$SITE_PLANTED:${PYTHONPATH:-} phase hang serve.hang || status=1 ;;
     *) echo "no phase $name" >&2; exit 2 ;;
   esac
