@@ -212,7 +212,7 @@ def test_the_slower_rank_counts_and_the_floor_is_a_ranks():
     assert rows[0]["floor_bytes"] // 2 == rows[1]["floor_bytes"]
     content = Results(None, what="kernel-step", name="x", weights="", command=[], commit="0" * 40)
     content.add(**rows[1])
-    assert "      served   2.1500      59.72" in parallel_step.table(content.content)
+    assert " 1024 served   2.1500      59.72" in parallel_step.table(content.content)
 
 
 def test_a_rivals_sum_is_what_it_takes_beside_the_product():
