@@ -1,5 +1,5 @@
 // k1 and k2 on CUDA, in waves of two warps: to run AMD's stages on hardware that is there, not to be served.
-#define SGL_LOWLATENCY_WAVES
+#define SGL_WAVES
 #include <algorithm>
 #include <stdexcept>
 

@@ -54,7 +54,7 @@ SGL_DEVICE char* shared_base() {
 SGL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 SGL_DEVICE void sync_block() { __syncthreads(); }
 SGL_DEVICE void sync_named(int32_t id, int32_t num_threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory"); }
-#ifndef SGL_LOWLATENCY_WAVES  // a warp is one of the hardware's (else: cuda_waves.cuh)
+#ifndef SGL_WAVES  // a warp is one of the hardware's (else: cuda_waves.cuh)
 SGL_DEVICE void sync_warp() { __syncwarp(); }
 SGL_DEVICE float shuffle_xor(float value, int32_t lane_mask) { return __shfl_xor_sync(0xffffffffu, value, lane_mask); }
 SGL_DEVICE float shuffle(float value, int32_t src_lane) { return __shfl_sync(0xffffffffu, value, src_lane); }

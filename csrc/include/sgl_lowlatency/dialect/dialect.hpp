@@ -2,7 +2,7 @@
 #pragma once
 #if defined(__HIP__)
 #include "sgl_lowlatency/dialect/hip.hpp"
-#elif defined(__CUDACC__) && defined(SGL_LOWLATENCY_WAVES)
+#elif defined(__CUDACC__) && defined(SGL_WAVES)
 #include "sgl_lowlatency/dialect/cuda_waves.cuh"
 #elif defined(__CUDACC__)
 #include "sgl_lowlatency/dialect/cuda.cuh"
