@@ -47,7 +47,7 @@ def test_the_bundled_draft_is_accepted_on_hopper(resolve, folder):
 
 def test_what_leaves_nothing_to_propose_is_refused(refusals, folder, monkeypatch):
     plain = refusals(["--model-path", folder, "--skip-tokenizer-init"])
-    assert plain == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4"]
+    assert plain == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4 without SGL_LOWLATENCY_DEEPSEEK_SLICES"]
     monkeypatch.setenv("SGL_LOWLATENCY_DRAFT_SAMPLER", "0")
     config.get.cache_clear()
     assert any("SGL_LOWLATENCY_DRAFT_SAMPLER is not 1" in line for line in refusals(["--model-path", folder, *DSPARK]))
