@@ -47,7 +47,7 @@ class DeepseekV2MoE(torch.nn.Module):
                 leave_output_sum=False):  # fmt: skip
         self.calls += 1
         live = None if self.bound is None else int(self.bound)
-        ids, factors, _ = oracle.route(self.w, oracle.logits(self.w, hidden_states), input_ids_global, live)
+        ids, factors, _ = oracle.route(self.w, self.gate(hidden_states), input_ids_global, live)
         return oracle.outputs(self.w, hidden_states, ids, factors)[1]
 
 

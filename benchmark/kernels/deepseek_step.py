@@ -6,6 +6,8 @@ SGLang's model runner (no server, no drafts) loads the weights once and captures
 slices, over the same static inputs and metadata: each of --slices alone, attention's two, and all. A choice's first step of each size is checked
 layer by layer against SGLang's launches, as a server's is: a miss is a failure of the case. A case ROWSxCONTEXT prefills the same random prompts
 and runs the decode step once for each choice, so that its logits stand beside SGLang's own; then all graphs are replayed in turn, group by group.
+Logits are compared twice: of graphs, where a rounding sends rows to other experts, and launch by launch on the same experts (same_experts.py), which
+is what judges a choice.
 
 A results row a case and choice, `metric` "step", `kernel` the choice, off SGLang's step, on the step with it; both end with the LM head. Random rows
 of a batch choose experts independently, where a request's verify rows are nearer to each other. Rows are sizes that SGLang captures: 1, 2, 4, 8, 12, 16.
@@ -29,16 +31,17 @@ import torch
 
 from benchmark.common import deadline
 from benchmark.common.cases import parse_cases
-from benchmark.kernels import sglang_runner
+from benchmark.kernels import same_experts, sglang_runner
 from benchmark.kernels.standard_step import distance, sglang_arguments
 from sgl_lowlatency.bench import provenance, stats, timing
 from sgl_lowlatency.bench.results import Results
 from sgl_lowlatency.config import DEEPSEEK_SLICES
 
 OFF = "sglang"
-# Relative norm of logits. Rows whose experts are near to each other take others behind a rounding, and SGLang rounds activations to FP8: it tells a
-# wrong step, 1.4 apart, and no more; the checks of slices are what bounds them.
-NEAR = 0.7
+# Relative norm of logits on the same experts. In emulation FP8 activations, which SGLang has and the slices do not, make it 0.03 behind eight layers, a
+# transposed mix 0.15 and another expert more than 0.4.
+NEAR = 0.1
+COMPARED = (("same_experts_distance", 7), ("others_chosen", 6))  # of a results row, with their widths in the table
 DEADLINE_S = 5.0
 PAGE_TOKENS = 256  # of SGLang's pool for this model
 
@@ -123,23 +126,25 @@ class Bench:
         self.runner, self.args, self.notes = runner, args, []
         self.arms = {OFF: sglang_runner.captured(runner)}
         slices = args.slices.split(",")
-        step = build_step(runner, slices, sorted(runner.decode_cuda_graph_runner.capture_bs))
-        deadline.say("built:", step.summary())
+        self.step = build_step(runner, slices, sorted(runner.decode_cuda_graph_runner.capture_bs))
+        deadline.say("built:", self.step.summary())
         for names in choices(slices):
             try:
-                self.arms["+".join(names)] = capture(runner, step, names)
+                self.arms["+".join(names)] = capture(runner, self.step, names)
             except RuntimeError as error:
                 self.notes.append(f"{'+'.join(names)}: {str(error)[:1000]}")
                 deadline.say(self.notes[-1])
 
     def measure(self, rows: int, context: int, vocab: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-        """(times by arm, how far an arm's logits are from SGLang's). Raises RuntimeError where a step ran outside of its graph."""
-        decode_runner, logits = self.runner.decode_cuda_graph_runner, {}
+        """(times by arm, how far an arm's logits are from SGLang's), all behind one prefill. Raises RuntimeError where a step ran outside of its
+        graph."""
+        decode_runner, logits, step = self.runner.decode_cuda_graph_runner, {}, None
         own = self.arms[OFF]
         for name, arm in self.arms.items():
             decode_runner.backend._graphs, decode_runner.backend._outputs = arm.graphs, arm.outputs
             try:
-                step = sglang_runner.decode(self.runner, rows=rows, context=context, vocab=vocab)
+                case = {"rows": rows, "context": context, "vocab": vocab}
+                step = sglang_runner.decode(self.runner, **case) if step is None else sglang_runner.again(self.runner, step)
             finally:
                 decode_runner.backend._graphs, decode_runner.backend._outputs = own.graphs, own.outputs
             if not step.in_graph or decode_runner.bs != rows:
@@ -149,16 +154,51 @@ class Bench:
         found = timing.in_turn([arm.graphs[key].replay for arm in self.arms.values()], groups=self.args.groups, target_ms=self.args.group_ms)
         return dict(zip(self.arms, found, strict=True)), {name: distance(own, logits[OFF]) for name, own in logits.items()}
 
+    def on_the_same_experts(self, arm: str, rows: int, context: int, vocab: int) -> tuple[float, float]:
+        """(how far an arm's logits are from those of SGLang's step on its experts, share of rows and layers whose experts SGLang's own routers would
+        choose otherwise), launch by launch. Raises RuntimeError where SGLang's forward ran in the arm's place."""
+        runner, layers, case = self.runner, list(self.runner.model.model.layers), {"rows": rows, "context": context, "vocab": vocab}
+        found: list[dict[int, torch.Tensor]] = []  # routers' logits by layer: the arm's, then SGLang's own
+        self.step.take(arm.split("+"))
+        before = self.step.coverage.counts().executed.get(rows, 0)
+        with dispatched(runner.model, self.step):
+            kept = same_experts.kept_logits(layers, self.step.running)
+            ours = sglang_runner.decode(runner, **case, within=_launch_by_launch(runner, kept, found))
+        if self.step.coverage.counts().executed.get(rows, 0) != before + 1:
+            raise RuntimeError(f"SGLang's own forward ran in place of {arm}: {dict(self.step.coverage.counts().fallbacks)}")
+        given = same_experts.given_logits(layers, found[0])
+        theirs = sglang_runner.again(runner, ours, within=_launch_by_launch(runner, given, found))
+        return distance(ours.logits, theirs.logits), same_experts.others_chosen(layers, found[1], found[0])
+
+
+def judge(bench: Bench, arm: str, rows: int, context: int, vocab: int) -> tuple[dict[str, float], list[str]]:
+    """(same_experts_distance and others_chosen of a row, what is wrong)."""
+    try:
+        near, moved = bench.on_the_same_experts(arm, rows, context, vocab)
+    except Exception as error:  # noqa: BLE001 - its times are measured already
+        return {}, [f"not compared on the same experts: {type(error).__name__}: {str(error)[:400]}"]
+    far = [] if near <= NEAR else [f"logits on the same experts differ by {near:.3g} of their norm, more than {NEAR}"]
+    return {"same_experts_distance": round(near, 4), "others_chosen": round(moved, 4)}, far
+
+
+@contextlib.contextmanager
+def _launch_by_launch(runner: Any, within: Any, entered: list) -> Iterator[None]:
+    """Without graphs, inside `within`; what that yields goes to `entered`."""
+    with sglang_runner.without_graphs(runner), within as found:
+        entered.append(found)
+        yield
+
 
 def table(content: dict) -> str:
     """Every row, then what went wrong."""
     lines = [f"{content['gpu']}, {content['versions']}"]
-    lines.append(f"{'rows':>4} {'context':>7} {'off ms':>8} {'on ms':>8} {'ratio':>6}  logits  slices, problems")
+    lines.append(f"{'rows':>4} {'context':>7} {'off ms':>8} {'on ms':>8} {'ratio':>6}  logits  on same  others  slices, problems")
     for row in content["rows"]:
         off, on = stats.median(row["off_ms"]), stats.median(row["on_ms"])
         problems = "; ".join(row["problems"]) or "-"
         times = f"{row['rows']:4d} {row['context']:7d} {off:8.4f} {on:8.4f} {row['ratio']:6.3f}"
-        lines.append(f"{times}  {row['logits_distance']:.3f}   {row['kernel']}  {problems}")
+        near = "  ".join(f"{row[name]:{width}.3f}" if name in row else "-" * width for name, width in COMPARED)
+        lines.append(f"{times}  {row['logits_distance']:6.3f}  {near}  {row['kernel']}  {problems}")
     return "\n".join([*lines, *content.get("failures", [])])
 
 
@@ -194,11 +234,11 @@ def main() -> int:
         for arm in bench.arms:
             if arm == OFF:
                 continue
-            far = [] if distances[arm] <= NEAR else [f"logits differ by {distances[arm]:.3g} of their norm, more than {NEAR}"]
+            found, problems = judge(bench, arm, rows, context, runner.model_config.vocab_size)
             results.add(
                 model=args.model.name, dtype="fp8", tp=1, mode="decode", metric="step", kernel=arm, batch=rows, rows=rows, context=context,
                 off_ms=[round(t, 5) for t in times[OFF]], on_ms=[round(t, 5) for t in times[arm]], logits_distance=round(distances[arm], 4),
-                problems=far,
+                **found, problems=problems,
             )  # fmt: skip
     results.set(failures=failures, clocks_mhz=provenance.gpu()["clocks_mhz"])
     print(table(results.content), flush=True)

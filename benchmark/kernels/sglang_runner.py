@@ -55,36 +55,61 @@ def load(arguments: list[str]) -> Any:
 @dataclasses.dataclass
 class Step:
     """The first decode step behind `prompts`, run once. token: [rows] its input ids. logits: [rows, vocab]. batch: SGLang's
-    ForwardBatch. in_graph: whether a captured graph ran it."""
+    ForwardBatch, of `scheduled`, its ScheduleBatch. in_graph: whether a captured graph ran it."""
 
     prompts: list[list[int]]
     token: torch.Tensor
     logits: torch.Tensor
     batch: Any
+    scheduled: Any
     in_graph: bool
 
 
-def decode(runner: Any, *, rows: int, context: int, vocab: int) -> Step:
+def decode(runner: Any, *, rows: int, context: int, vocab: int, within: contextlib.AbstractContextManager | None = None) -> Step:
     """Prefills `rows` random prompts and runs the decode step at which each has `context` tokens with the new one.
 
-    Everything cached before is dropped. Replaying the step's graph again computes and writes the same once more.
+    Everything cached before is dropped. Replaying the step's graph again computes and writes the same once more. within: entered for the decode step
+    alone.
     """
     from sglang.benchmark import one_batch
-    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     runner.req_to_token_pool.clear()
     runner.token_to_kv_pool_allocator.clear()
     generator = torch.Generator().manual_seed(PROMPT_SEED + 1000 * rows + context)
     prompts = torch.randint(10, vocab, (rows, context - 1), generator=generator).tolist()
     requests = one_batch.prepare_synthetic_inputs_for_latency_test(rows, context - 1, prompts)
-    token, _, batch = one_batch.extend(requests, runner)
+    token, _, scheduled = one_batch.extend(requests, runner)
     with torch.no_grad():
-        batch.input_ids = token.to(torch.int64)
-        batch.prepare_for_decode()
-        forward_batch = ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
-        output = runner.forward(forward_batch)
+        scheduled.input_ids = token.to(torch.int64)
+        scheduled.prepare_for_decode()
+    return _forward(runner, prompts, scheduled, within)
+
+
+def again(runner: Any, step: Step, within: contextlib.AbstractContextManager | None = None) -> Step:
+    """`step` once more: of the same tokens and slots, behind the same prefill. A second prefill would not do to compare two ways to run a step: that of
+    random weights does not always choose the same token."""
+    return _forward(runner, step.prompts, step.scheduled, within)
+
+
+@torch.no_grad()
+def _forward(runner: Any, prompts: list[list[int]], scheduled: Any, within: contextlib.AbstractContextManager | None) -> Step:
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+    batch = ForwardBatch.init_new(scheduled, runner, return_hidden_states_before_norm=False)
+    with within or contextlib.nullcontext():
+        output = runner.forward(batch)
     logits = output.logits_output.next_token_logits
-    return Step(prompts, batch.input_ids.clone(), logits.clone(), forward_batch, bool(output.can_run_graph))
+    return Step(prompts, scheduled.input_ids.clone(), logits.clone(), batch, scheduled, bool(output.can_run_graph))
+
+
+@contextlib.contextmanager
+def without_graphs(runner: Any) -> Iterator[None]:
+    """SGLang's decode steps run launch by launch, as its runner does where nothing was captured."""
+    own, runner.decode_cuda_graph_runner = runner.decode_cuda_graph_runner, None
+    try:
+        yield
+    finally:
+        runner.decode_cuda_graph_runner = own
 
 
 @dataclasses.dataclass

@@ -202,7 +202,7 @@ def test_a_wrong_kernel_is_refused_with_figures(names, planted, figure, rows):
     with pytest.raises(RuntimeError, match=said) as error:
         served.run(*small.batch_of(rows))
     assert f" of {BOUNDS[figure]:g}" in str(error.value), "figures stand beside their bounds"
-    assert not served.step._running.is_on and served.step._checked == set()
+    assert not served.step.running.is_on and served.step._checked == set()
 
 
 @pytest.mark.parametrize(("planted", "figures"), [
@@ -216,7 +216,7 @@ def test_bounds_tell_fp8_activations_from_defects(planted, figures, monkeypatch)
     found = {}
 
     def judge(self, rows):
-        for figure in self._running.figures:
+        for figure in self.running.figures:
             found[figure.name] = max(found.get(figure.name, 0.0), figure.value)
 
     monkeypatch.setattr(DeepseekV4Step, "_judge", judge)
@@ -328,4 +328,4 @@ def test_a_step_is_counted_and_its_check_made_once():
     for _ in range(3):
         served.run(*small.batch_of(1))
     assert served.step.coverage.counts().executed == {1: 3}
-    assert served.step._running.figures == [] and served.step._checked == {1}
+    assert served.step.running.figures == [] and served.step._checked == {1}

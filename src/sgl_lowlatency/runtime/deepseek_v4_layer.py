@@ -29,7 +29,8 @@ from sgl_lowlatency.runtime.deepseek_v4_check import Figure, attention_in_figure
 @dataclasses.dataclass
 class Running:
     """What the layers of a model share. taken: slices, of those that were built, that a step of ours takes. is_on: one runs. is_checking: and every
-    layer compares what it takes with SGLang's, into `figures`. view: of the running forward, SGLang's ForwardView."""
+    layer compares what it takes with SGLang's, into `figures`. view: of the running forward, SGLang's ForwardView. router_logits: where somebody
+    wants them, what fused_moe's router says in each layer, fp32 [rows, experts] by the layer's number."""
 
     taken: frozenset[str] = frozenset()
     is_on: bool = False
@@ -37,6 +38,7 @@ class Running:
     is_verify: bool = False
     view: Any = None
     figures: list[Figure] = dataclasses.field(default_factory=list)
+    router_logits: dict[int, torch.Tensor] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

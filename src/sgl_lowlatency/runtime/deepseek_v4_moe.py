@@ -30,9 +30,19 @@ class MoeSlice:
         token_ids = kwargs.get("input_ids_global")
         if self._running.is_checking:
             self._running.figures += self._figures(hidden_states, token_ids, args, kwargs)
-        out = torch.empty_like(hidden_states)
-        self._launch(hidden_states, out, token_ids)
+        out, record = torch.empty_like(hidden_states), None
+        if self._running.router_logits is not None:
+            record = self._record(hidden_states)
+            self._running.router_logits[self._number] = record.logits
+        self._launch(hidden_states, out, token_ids, record)
         return out
+
+    def _record(self, x: torch.Tensor) -> RoutingRecord:
+        rows, weights = x.shape[0], self.prepared.weights
+        return RoutingRecord(
+            torch.full((rows, weights.top_k), -7, dtype=torch.int32, device=x.device), torch.zeros(rows, weights.top_k, device=x.device),
+            torch.zeros(rows, weights.router.shape[0], device=x.device),
+        )  # fmt: skip
 
     def _launch(self, x: torch.Tensor, out: torch.Tensor, token_ids: torch.Tensor | None, record: RoutingRecord | None = None) -> None:
         bound, _ = self._mlp.topk.routing_inputs()
@@ -42,17 +52,14 @@ class MoeSlice:
     def _figures(self, like: torch.Tensor, token_ids: torch.Tensor | None, args: tuple, kwargs: Mapping[str, Any]) -> list[Figure]:
         """On random rows of the step's own size. MOE_FIGURES: the largest relative L2 of a row whose experts are SGLang's; how far below SGLang's
         last choice, by biased score, one of ours is that SGLang has not made."""
-        rows, weights = like.shape[0], self.prepared.weights
+        weights = self.prepared.weights
         generator = torch.Generator(device=like.device).manual_seed(self._number)
         size = like.float().square().mean().sqrt().clamp(min=1e-3)
         x = (torch.randn(like.shape, generator=generator, device=like.device) * size).to(like.dtype)
         theirs = self._original(x.clone(), *args, **kwargs)
         theirs = theirs.get_merged() if hasattr(theirs, "get_merged") else theirs
         ours = torch.full_like(x, float("nan"))
-        record = RoutingRecord(
-            torch.full((rows, weights.top_k), -7, dtype=torch.int32, device=x.device), torch.zeros(rows, weights.top_k, device=x.device),
-            torch.zeros(rows, weights.router.shape[0], device=x.device),
-        )  # fmt: skip
+        record = self._record(x)
         self._launch(x, ours, token_ids, record)
         biased = oracle.biased_scores(weights, self._mlp.gate(x).float(), token_ids)
         wanted, own = biased.topk(weights.top_k).indices.sort(1).values, record.ids.long().sort(1).values

@@ -41,7 +41,7 @@ class DeepseekV4Step:
     """layers: the model's, in order, with their slices, the same of every layer. widths: rows of the steps that are served. tokens_per_request: 1 in
     a server of plain decode; in a speculative one the tokens that a verify step has a request, and then it serves verify steps alone. bounds: of
     _FIGURES, of the check that the first step of each width makes before it may be captured. check: whether it is made. pool_reasons: why the
-    running forward's KV pool is not laid out as attention_in writes it."""
+    running forward's KV pool is not laid out as attention_in writes it. `running`: what the layers share of the forward at hand."""
 
     draft_sampler = None
 
@@ -58,7 +58,7 @@ class DeepseekV4Step:
         self._bounds, self._check, self._pool_reasons = bounds, check, pool_reasons
         first, self._num_layers = layers[0][1], len(layers)
         self._kernels = {name: getattr(first, name)[0] for name in _FIGURES if getattr(first, name) is not None}
-        self._running, self._checked = Running(), set()
+        self.running, self._checked = Running(), set()
         self.take(self._kernels)
         self._replaced = [
             (f"layer {i}, {name}", module)
@@ -69,9 +69,9 @@ class DeepseekV4Step:
         ]
         for number, (layer, slices) in enumerate(layers):
             if slices.moe is not None:
-                MoeSlice(self._running, number, layer.mlp, *slices.moe)
+                MoeSlice(self.running, number, layer.mlp, *slices.moe)
             if slices.attention_in is not None or slices.attention_out is not None:
-                LayerStep(self._running, number, layer, slices)
+                LayerStep(self.running, number, layer, slices)
         for name, kernel in self._kernels.items():
             FaultWatch(kernel.fault, kernel.acknowledge_fault, describe=_DESCRIPTIONS[name]).start()
         if not check:
@@ -87,7 +87,7 @@ class DeepseekV4Step:
         names = frozenset(names)
         if unknown := sorted(names - set(self._kernels)):
             raise ValueError(f"{unknown[0]} is not one of the slices that were built: {', '.join(self._kernels)}")
-        self._running.taken = names
+        self.running.taken = names
         self._checked.clear()
 
     def summary(self) -> str:
@@ -111,7 +111,7 @@ class DeepseekV4Step:
     def forward(self, step: Step, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """SGLang's forward with our slices. The first of a width is checked layer by layer: raises RuntimeError with figures, or when it is being
         captured before, or the KV pool is of another layout: the server must not serve."""
-        is_capturing, run = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing(), self._running
+        is_capturing, run = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing(), self.running
         if wants_check := self._check and step.rows not in self._checked:
             if is_capturing:
                 raise RuntimeError(f"{', '.join(self._kernels)}: {step.rows} rows are being captured before their self-check ran")
@@ -133,18 +133,18 @@ class DeepseekV4Step:
     def _judge(self, rows: int) -> None:
         misses, found = list(self._misses(rows)), []
         for name in self._judged():
-            worst = max((figure for figure in self._running.figures if figure.name == name), key=lambda figure: figure.value, default=None)
+            worst = max((figure for figure in self.running.figures if figure.name == name), key=lambda figure: figure.value, default=None)
             found.append(f"{name} {'nothing' if worst is None else f'{worst.value:.2g} (layer {worst.layer})'} of {self._bounds[name]:g}")
         if misses:
             raise RuntimeError(f"slices differ from SGLang's launches in a step of {rows} rows: {'; '.join(misses)}. All figures: {', '.join(found)}")
         logger.info("slices checked against SGLang's launches at %d rows: %s", rows, ", ".join(found))
 
     def _judged(self) -> list[str]:
-        return [figure for name in self._kernels if name in self._running.taken for figure in _FIGURES[name]]
+        return [figure for name in self._kernels if name in self.running.taken for figure in _FIGURES[name]]
 
     def _misses(self, rows: int) -> Iterator[str]:
         for name in self._judged():
-            figures = [figure for figure in self._running.figures if figure.name == name]
+            figures = [figure for figure in self.running.figures if figure.name == name]
             if len(figures) != self._num_layers:
                 yield f"{name} of {len(figures)} layers out of {self._num_layers}"
             for figure in figures:

@@ -47,6 +47,7 @@ def main(folder, architecture):
         with sglang_runner.forward_without_head(runner.model):  # what is captured as the graph without head, run eagerly
             hidden = runner.forward(step.batch).logits_output
         entry["without_head"] = distance(hidden @ head.T, step.logits)
+        entry["again"] = distance(sglang_runner.again(runner, step).logits, step.logits)
         entry["plugin"] = distance(ours, step.logits)
         entry["shuffled"] = distance(ours, step.logits.roll(1, dims=-1))
         if has_qk_norm:

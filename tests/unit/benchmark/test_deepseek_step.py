@@ -1,6 +1,7 @@
 """deepseek_step without a GPU: which choices are measured, what a capture leaves behind, what a case compares. Graphs and times are stand-ins; the
 layers and the step are those of tests/deepseek_layers.py, in emulation."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -51,14 +52,19 @@ def bench(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(timing, "in_turn", lambda replays, *, groups, target_ms: [[float(i)] * groups for i in range(len(replays))])
 
-    def decode(runner, **case):
-        logits = runner.backend._outputs["key"]
-        return SimpleNamespace(in_graph=True, logits=logits)
+    def forward(runner, within):
+        if within is None:
+            return SimpleNamespace(in_graph=True, logits=runner.backend._outputs["key"])
+        with within:
+            assert runner.decode_cuda_graph_runner is None, "launch by launch"
+            set_forward_context(ForwardContext(attn_backend=small.Backend()))
+            return SimpleNamespace(in_graph=False, logits=runner.model.forward(*small.batch_of(2)))
 
-    monkeypatch.setattr(sglang_runner, "decode", decode)
+    monkeypatch.setattr(sglang_runner, "decode", lambda runner, within=None, **case: forward(runner, within))
+    monkeypatch.setattr(sglang_runner, "again", lambda runner, step, within=None: forward(runner, within))
     previous = set_forward_context(None)
     with small.one_gpu(), torch.no_grad():
-        yield lambda: deepseek_step.Bench(Runner(), SimpleNamespace(slices=ALL.replace("+", ","), groups=3, group_ms=1.0))
+        yield lambda slices=ALL: deepseek_step.Bench(Runner(), SimpleNamespace(slices=slices.replace("+", ","), groups=3, group_ms=1.0))
     set_forward_context(previous)
 
 
@@ -69,6 +75,40 @@ def test_every_choice_is_captured_and_compared(bench):
     times, distances = made.measure(2, 9, 50)
     assert times["moe"] == [3.0] * 3 and distances["sglang"] == 0
     assert 0 < distances[ALL] < 0.06 and made.runner.backend._outputs is not made.arms[ALL].outputs, "SGLang's graphs are in place again"
+
+
+@pytest.mark.parametrize("arm", ["moe", ALL])
+def test_an_arm_is_judged_on_the_experts_that_it_chose(bench, arm, monkeypatch):
+    monkeypatch.setattr(small.Linear, "has_fp8_activations", True)
+    made = bench()
+    found, problems = deepseek_step.judge(made, arm, 2, 9, 50)
+    assert problems == [] and 0 < found["same_experts_distance"] < deepseek_step.NEAR / 2 and found["others_chosen"] == 0
+    assert made.runner.decode_cuda_graph_runner is made.runner and "forward" not in made.runner.model.__dict__
+    assert made.step.running.router_logits is None and all("forward" not in layer.mlp.gate.__dict__ for layer in made.runner.model.model.layers)
+
+
+TRANSPOSED_MIX, NEXT_EXPERT = 42, 26  # dialect::Planted
+
+
+@pytest.mark.parametrize(("arm", "planted"), [("attention_out", TRANSPOSED_MIX), ("moe", NEXT_EXPERT)])
+def test_a_wrong_step_is_far_on_the_same_experts(bench, arm, planted, monkeypatch):
+    """One that no check of its slices has stopped."""
+    from sgl_lowlatency.build import deepseek_v4
+    from sgl_lowlatency.kernels.decode_step import EmulationOptions
+
+    monkeypatch.setattr(deepseek_v4, "build_slices", functools.partial(deepseek_v4.build_slices, emulation=EmulationOptions(planted=planted)))
+    monkeypatch.setattr("sgl_lowlatency.runtime.deepseek_v4_step.DeepseekV4Step._misses", lambda self, rows: [])
+    found, problems = deepseek_step.judge(bench(arm), arm, 2, 9, 50)
+    assert found["same_experts_distance"] > deepseek_step.NEAR
+    assert problems == [f"logits on the same experts differ by {found['same_experts_distance']:.3g} of their norm, more than 0.1"]
+
+
+def test_an_arm_that_sglang_ran_is_not_judged(bench, monkeypatch):
+    made = bench("moe")
+    monkeypatch.setattr(made.step, "widths", (1,))
+    assert deepseek_step.judge(made, "moe", 2, 9, 50) == (
+        {}, ["not compared on the same experts: RuntimeError: SGLang's own forward ran in place of moe: {'2 rows, built for 1 to 1': 1}"]
+    )  # fmt: skip
 
 
 def test_a_choice_that_misses_its_check_is_a_note(bench, monkeypatch):

@@ -30,7 +30,7 @@ def test_a_case_is_the_decode_step_it_says_and_decode_step_takes_its_batch(tmp_p
     assert [(entry["rows"], entry["lengths"]) for entry in found] == [(1, [40]), (3, [21] * 3)]
     for entry in found:
         assert entry["without_head"] <= 0.004  # the same product
-        assert entry["plugin"] <= 0.03 and entry["shuffled"] > 1.2
+        assert entry["again"] == 0 and entry["plugin"] <= 0.03 and entry["shuffled"] > 1.2
         if architecture == "Qwen3ForCausalLM":
             assert entry["oracle"] <= 0.03
 

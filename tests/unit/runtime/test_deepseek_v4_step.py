@@ -99,7 +99,7 @@ def test_the_check_finds_a_wrong_kernel(planted):
     x, token_ids = inputs(6)
     with pytest.raises(RuntimeError, match="slices differ from SGLang's launches in a step of 6 rows: moe.relative_l2 [0-9.]+ in layer 0"):
         model.step.forward(model.step.plan(token_ids, batch_of("decode", len(token_ids))), model.original, x, token_ids)
-    assert not model.step._running.is_on
+    assert not model.step.running.is_on
 
 
 def test_the_check_finds_choices_that_are_not_sglangs():
