@@ -1,10 +1,18 @@
 """Options of the tests."""
 
 import collections
+import os
 
 import pytest
 
 MANY_CASES = 8
+
+
+def pytest_configure(config):
+    """Processes side by side have a thread each: torch's would wait for processors that the others' keep busy. Before any of them imports torch, and
+    for the processes that they start."""
+    if hasattr(config, "workerinput"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -3,6 +3,7 @@
 import importlib.util
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,9 @@ def test_ninja_parses_the_build_and_it_compiles_every_source(setup_py, repo_root
         (command,) = [line for line in commands if f" -c {source} " in line]
         assert "-DSGL_LOWLATENCY_PLANTED=4" in command and "-std=c++17" in command
         assert ("code=sm_103a" in command) is (source.suffix == ".cu")
+        level = command.rsplit(" -O", 1)[1][0]  # a compiler takes the last one
+        assert level == ("1" if source.parent.name == "bindings" else "3"), source
+    assert [Path(line.split(" -c ")[1].split()[0]).name for line in commands[: len(setup_py.SLOWEST_FIRST)]] == list(setup_py.SLOWEST_FIRST)
     assert "-cudart static" in commands[-1] and "torch" not in "".join(commands)
 
 
