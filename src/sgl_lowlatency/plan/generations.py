@@ -13,6 +13,8 @@ the layer before, not its own layer's.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 
 from sgl_lowlatency.plan.edges import EMBEDDING_PHASE, END_PHASES, layer_phases
@@ -88,34 +90,45 @@ class Order:
     def __init__(self, plan: StaticPlan, num_layers: int):
         self.plan, self.num_layers = plan, num_layers
         self.program, self.before_fence = program(plan), before_fence(plan)
+        self._blocks: dict[str, list[int]] = {}
+        self._released: dict[tuple[str, int], int] = {}
+        self._everywhere: dict[tuple[str, int], int] = {}
         self.graph = EventGraph()
-        for layer in range(num_layers):
+        for layer in range(num_layers):  # in the order that _release and _acquire count by
             for block in range(plan.grid):
                 release, acquire = (self.graph.add(Event(layer, name, block)) for name in ("release", "acquire"))
                 self.graph.before[acquire].append(release)
                 if layer > 0:
-                    self.graph.before[release].append(self.graph.index[Event(layer - 1, "acquire", block)])
+                    self.graph.before[release].append(self._acquire(layer - 1, block))
         for layer in range(num_layers):
             self._add_words(layer)
         self._ancestors = self.graph.ancestors(self.graph.order())
 
+    def _release(self, layer: int, block: int) -> int:
+        return 2 * (layer * self.plan.grid + block)
+
+    def _acquire(self, layer: int, block: int) -> int:
+        return self._release(layer, block) + 1
+
     def _add_words(self, layer: int) -> None:
         """Words that every block of the reading phase reads, whatever its tiles and whatever the lengths. Others give order
         too; that is not needed, and which ones attention reads is known on the device only."""
+        gate_up = self.plan.op("gate_up").tiles
         for buffer in self.plan.buffers:
             readers = [(phase, later) for phase, later in buffer.readers if phase in buffer.whole_readers]
             if buffer.tile_columns == 0 or not readers:
                 continue
             carried = self.graph.add(Event(layer, buffer.name, None))
+            may_be_late = not self.plan.geometry.is_moe and buffer.writer == "gate_up"
+            fences = [self._fence_before(phase, layer) for phase in (buffer.writer, LATE_TILES)]
             for block in writers(self.plan, buffer.writer):
-                is_late = not self.plan.geometry.is_moe and buffer.writer == "gate_up" and self.plan.op("gate_up").tiles[block][1] > TILES_BEFORE_FENCE
-                fence = self._fence_before(LATE_TILES if is_late else buffer.writer, layer)
+                fence = fences[may_be_late and gate_up[block][1] > TILES_BEFORE_FENCE]
                 if fence >= 0:
-                    self.graph.before[carried].append(self.graph.index[Event(fence, "release", block)])
+                    self.graph.before[carried].append(self._release(fence, block))
             for phase, later in readers:
                 fence = self._fence_behind(phase, layer + later)
-                for block in participants(self.plan, phase) if fence < self.num_layers else ():
-                    self.graph.before[self.graph.index[Event(fence, "acquire", block)]].append(carried)
+                for block in self.blocks(phase) if fence < self.num_layers else ():
+                    self.graph.before[self._acquire(fence, block)].append(carried)
 
     def _fence_before(self, phase: str, layer: int) -> int:
         """Layer of the block's last fence before the phase; negative when there is none in the launch."""
@@ -124,22 +137,38 @@ class Order:
     def _fence_behind(self, phase: str, layer: int) -> int:
         return max(self._fence_before(phase, layer) + 1, 0)
 
+    def _releases(self, phase: str, fence: int) -> int:
+        """Bit set of the releases at a fence of the blocks that are in a phase."""
+        if (phase, fence) not in self._released:
+            self._released[phase, fence] = sum(1 << self._release(fence, block) for block in self.blocks(phase))
+        return self._released[phase, fence]
+
+    def _received(self, phase: str, fence: int) -> int:
+        """Bit set of what every block of a phase has received at its fence."""
+        if (phase, fence) not in self._everywhere:
+            received = [self._ancestors[self._acquire(fence, block)] for block in self.blocks(phase)] if fence >= 0 else []
+            self._everywhere[phase, fence] = functools.reduce(operator.and_, received) if received else 0
+        return self._everywhere[phase, fence]
+
     def first_unordered(self, first: tuple[str, int], second: tuple[str, int]) -> tuple[int, int] | None:
         """(phase, layer) of two passes: a block of the first and one of the second that are not in this order; None if all are."""
         fence, last = self._fence_behind(*first), self._fence_before(*second)
         is_before = (first[1], self.program.index(first[0])) < (second[1], self.program.index(second[0]))  # in a block's own order
         others = self.blocks(first[0])
-        done = {b: 1 << self.graph.index[Event(fence, "release", b)] for b in others} if fence < self.num_layers else {}
-        all_done = sum(done.values())
+        done = self._releases(first[0], fence) if fence < self.num_layers else 0
+        if done and not done & ~self._received(second[0], last):
+            return None
         for block in self.blocks(second[0]):
             if done:
-                received = self._ancestors[self.graph.index[Event(last, "acquire", block)]] if last >= 0 else 0
-                missing = all_done & ~received & ~(done.get(block, 0) if is_before else 0)
-                if missing:
+                received = self._ancestors[self._acquire(last, block)] if last >= 0 else 0
+                own = 1 << self._release(fence, block) if is_before else 0
+                if missing := done & ~received & ~own:
                     return self.graph.events[missing.bit_length() - 1].block, block
             elif unordered := [other for other in others if not (other == block and is_before)]:
                 return unordered[0], block  # no fence of the layers looked at follows the first
         return None
 
     def blocks(self, phase: str) -> list[int]:
-        return participants(self.plan, {LATE_TILES: "gate_up", CLEAR: "down"}.get(phase, phase))
+        if phase not in self._blocks:
+            self._blocks[phase] = participants(self.plan, {LATE_TILES: "gate_up", CLEAR: "down"}.get(phase, phase))
+        return self._blocks[phase]
