@@ -38,7 +38,7 @@ from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
 from sgl_lowlatency.guard.lm_head import lm_head_reasons
 from sgl_lowlatency.guard.model import model_disable_reasons
-from sgl_lowlatency.guard.parallel import TP_SIZES
+from sgl_lowlatency.guard.parallel import TP_SIZES, synchronisation_reasons
 from sgl_lowlatency.guard.quantization import isa_reasons
 from sgl_lowlatency.guard.speculation import speculation_reasons
 
@@ -70,6 +70,7 @@ TOLERANCES = {
 
 
 def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
+    from sglang.srt.environ import envs
     from sglang.srt.kernel_plugins.nvidia.binding import device_isa
 
     try:
@@ -78,6 +79,7 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         return [str(error)]
     isa = device_isa()
     reasons = config_disable_reasons(cfg, hf_config, emulate=emulate) + speculation_reasons(cfg, max_rows=MAX_ROWS)
+    reasons += synchronisation_reasons(cfg, envs.SGLANG_SPEC_TP_SYNC.get())
     return reasons + installation_reasons(isa, emulate=emulate) + isa_reasons(cfg, hf_config, isa)
 
 
