@@ -175,27 +175,32 @@ def test_a_tile_that_one_peer_never_gets_stops_every_rank_and_is_named():
         assert any("for rank 0's part of tile 0 of " in text or "for rank 0's rows of the embedding, tile 0" in text for text in texts), texts
 
 
-def test_ranks_that_were_given_different_drafts_stop_where_the_drafts_are_of_other_shards():
-    """Rank 0 is given a token of rank 1's rows and rank 1 one of rank 0's: each awaits a row that the other has no reason to push."""
-    stream = VerifyStream("two")
+def given(stream, first, second):
+    """(runner, what its launch takes) of the stream's first step, whose last draft is `first` on rank 0 and `second` on rank 1."""
     runner = stream.runner()
     begun = runner.begin(stream.steps[0])
-    shard = stream.geometry.vocab // 2
-    begun[0][1]["input_ids"][-1], begun[1][1]["input_ids"][-1] = shard + 3, 3
+    begun[0][1]["input_ids"][-1], begun[1][1]["input_ids"][-1] = first, second
+    return runner, begun
+
+
+def test_a_rank_that_awaits_the_row_of_a_draft_that_its_owner_was_not_given_stops_all():
+    """A token of rank 1's rows on rank 0, one of rank 0's on rank 1: neither has a reason to push a row."""
+    stream = VerifyStream("two")
+    runner, begun = given(stream, stream.geometry.vocab // 2 + 3, 3)
     with pytest.raises(DecodeStepFault) as error:
         runner.ranks.launch([arguments for _, arguments in begun])
     text = str(error.value)
     assert "rank 0, " in text and "rank 1's rows of the embedding" in text and "rank 0's rows of the embedding" in text, text
 
 
-def test_ranks_that_were_given_different_drafts_of_one_shard_go_on_with_its_owners():
-    """What no rank can see: the row that comes is the owner's token's, on all of them."""
-    stream = VerifyStream("two")
-    outcomes = []
-    for token in (7, 9):
-        runner = stream.runner()
-        begun = runner.begin(stream.steps[0])
-        begun[0][1]["input_ids"][-1], begun[1][1]["input_ids"][-1] = 7, token  # both of rank 0's rows
+def test_other_differences_between_drafts_are_seen_by_no_rank():
+    """Why they are refused before (guard/parallel.py): of one shard the row that comes is the owner's token's, on both ranks; of a shard each, every rank
+    takes its own."""
+    stream, outcomes = VerifyStream("two"), []
+    for tokens in ((7, 7), (7, 9), (7, stream.geometry.vocab // 2 + 9)):
+        runner, begun = given(stream, *tokens)
         runner.launch(begun)
         outcomes.append([arguments["hidden_out"].clone() for _, arguments in begun])
-    assert all(map(torch.equal, outcomes[0], outcomes[1])) and torch.equal(outcomes[0][0], outcomes[0][1])
+    same, of_one_shard, of_a_shard_each = outcomes
+    assert torch.equal(*same) and all(map(torch.equal, same, of_one_shard))
+    assert not torch.equal(*of_a_shard_each)

@@ -7,6 +7,7 @@ stands in here, is this and no more:
   not; decode at the draft step's length;
 - the CUDA kernels that lay a chain out, or NGRAM's tree from its mask, accept it greedily and move the rows of K and V that were accepted, and the one
   that names the slots of a window: plain torch;
+- of several ranks the all-gather into a tensor, as torch.distributed has it;
 - arguments that refuse DFLASH and DSPARK on a CPU: what their resolution leaves is set instead;
 - the warm-up of a kernel that moves KV rows, and `record_stream`: nothing;
 - decode_step's guard refuses torch_native with speculative decoding, rightly: it is taken for a backend that verifies chains.
@@ -36,8 +37,13 @@ def install(folder: Path, register: str = "register") -> list[str]:
 
 def register() -> None:
     import torch
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
+    def all_gather(group, output, part):
+        torch.distributed.all_gather_into_tensor(output, part, group=group.device_group)
+
+    GroupCoordinator.all_gather_into_tensor = all_gather
     MHATokenToKVPool._init_kv_copy_and_warmup = lambda pool: None
     torch.Tensor.record_stream = lambda tensor, stream: None
     _attend()

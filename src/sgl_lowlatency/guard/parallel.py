@@ -5,8 +5,8 @@ input columns, and the embedding and the LM head by rows of the vocabulary; norm
 sequence and context parallelism, expert and pipeline parallelism and several hosts are features that SGLang refuses for a spec which does not list
 them, and the arguments below change who has what, or what a layer hands on.
 
-Speculative decoding is served as on one GPU (guard/speculation.py), and asks one thing more: every rank must be given the same draft tokens. One that
-has others waits for an embedding that nobody pushes, and ends the server by its deadline. Whose drafts the ranks verify (sglang 0.5.23,
+Speculative decoding is served as on one GPU (guard/speculation.py), and asks one thing more: every rank must be given the same draft tokens. Ranks with
+others than each other part, and the kernel sees that in some cases only (DESIGN-tp.md). Whose drafts the ranks verify (sglang 0.5.23,
 tests/contract/test_verify_ranks.py):
 
 - NGRAM: each rank's own, from a corpus of its own. It is a function of the requests, which all ranks have in the same order, and is waited for before it
