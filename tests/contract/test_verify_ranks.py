@@ -1,5 +1,5 @@
-"""What SGLang gives the ranks of a speculative server to verify, at tp_size 2: the same drafts, its own or rank 0's (guard/parallel.py), and where the
-auxiliary hidden states of several ranks come from.
+"""What SGLang gives the ranks of a speculative server to verify, at tp_size 2: the same drafts, each rank's or rank 0's (guard/parallel.py), and where
+the auxiliary hidden states of several ranks come from.
 
 Oracle: the wheel's own code.
 """
@@ -94,8 +94,8 @@ def test_dsparks_ranks_verify_the_tokens_of_rank_0(sites, follows, monkeypatch):
     with envs.SGLANG_SPEC_TP_SYNC.override(sites):
         sync = SpecTpSync(group)
     tokens, _ = dspark_draft.draft_markov_block(
-        markov_head=SimpleNamespace(init_state=lambda hidden: None), base_logits=torch.zeros(2, 3, 8), anchor_tokens=torch.tensor([1, 2]), draft_hidden=None,
-        step_temperatures=torch.zeros(2), noise=None, tp_sync=sync, greedy_draft=True,
+        markov_head=SimpleNamespace(init_state=lambda hidden: None), base_logits=torch.zeros(2, 3, 8), anchor_tokens=torch.tensor([1, 2]),
+        draft_hidden=None, step_temperatures=torch.zeros(2), noise=None, tp_sync=sync, greedy_draft=True,
     )  # fmt: skip
     assert (tokens == 7).all() == follows and group.broadcasts == (3 if follows else 0)
     cfg = SimpleNamespace(tp_size=2, speculative_algorithm="DSPARK")
@@ -128,8 +128,8 @@ def test_a_servers_ranks_broadcast_at_every_site_by_default():
 
 
 def test_what_a_draft_reads_is_the_whole_stream():
-    """SGLang may leave a layer's sum over ranks to the next norm. The stream that it captures has it all the same, made on a copy: the words that every
-    rank of decode_step has, and none but its own to ask."""
+    """SGLang may leave a layer's sum over ranks to the next norm. The stream that it captures has it all the same, made on a copy: what every rank of
+    decode_step has whole."""
     from sglang.srt.layers.layer_boundary.layout import SumGroup
     from sglang.srt.layers.layer_boundary.residual.add_norm import PLAIN_ADD
     from sglang.srt.layers.layer_boundary.residual.stream import DeclaredSum, ResidualStream

@@ -1,6 +1,6 @@
-"""Verify steps of tensor-parallel decode_step on the GPU: the instances of a rank's own GPU, a launch and a stream each, whose workspaces are one memory.
-The gate against the unsharded oracle, captured streams included, bitwise across ranks and repeats, graphs, a dead rank. One launch of all virtual ranks has
-instances of decode steps alone."""
+"""Verify steps of tensor-parallel decode_step on the GPU: the instances of a rank's own GPU, a launch and a stream each, whose workspaces are one
+memory. The gate against the unsharded oracle, captured streams included, bitwise across ranks and repeats, graphs, a dead rank. One launch of all
+virtual ranks has instances of decode steps alone."""
 
 import re
 import subprocess

@@ -1,12 +1,12 @@
-"""Lets SGLang's draft workers run on a machine without a GPU: NGRAM, EAGLE3, STANDALONE, DFLASH and DSPARK, drafts in chains or, NGRAM's, taken for one.
+"""Lets SGLang's draft workers run on a machine without a GPU: EAGLE3, STANDALONE, DFLASH and DSPARK, drafts in chains, and NGRAM, taken for one.
 
 `register` is an entry point of the group `sglang.srt.plugins`, which `install` puts on a server's path. What SGLang has for CUDA only, and what
 stands in here, is this and no more:
 
 - attention of verify steps and of draft steps, which torch_native has none of: extend by the draft tokens, causally but where a draft's layer is
   not; decode at the draft step's length;
-- the CUDA kernels that lay a chain out, or NGRAM's tree from its mask, accept it greedily and move the rows of K and V that were accepted, and the one
-  that names the slots of a window: plain torch;
+- the CUDA kernels that lay a chain out, or NGRAM's tree from its mask, accept it greedily and move the K and V that were accepted, and the one that
+  names the slots of a window: plain torch;
 - of several ranks the all-gather into a tensor, as torch.distributed has it;
 - arguments that refuse DFLASH and DSPARK on a CPU: what their resolution leaves is set instead;
 - the warm-up of a kernel that moves KV rows, and `record_stream`: nothing;

@@ -1,4 +1,4 @@
-"""Real servers that speculate, their models split over two ranks: SGLang's own drafts, every verify step in the kernel on both ranks, in emulation, with
+"""Real servers that speculate, their models split over two ranks: SGLang's own drafts, every verify step in the kernel on both, in emulation, with
 cpu_speculation.py in place of what SGLang has for CUDA only.
 
 Oracle: the forced text (benchmark/forced_text.py), in as many verify steps as it takes where drafts are right: ranks that had other drafts than each
@@ -78,7 +78,8 @@ def test_two_ranks_verify_the_same_drafts(algorithm, start, request):
         assert f"decode_step (verify, {DRAFTS} tokens a request), rank {rank} of {NUM_RANKS} for 8 layers" in log
         checked = re.findall(rf"TP{rank}\] decode_step self-check: verify of (\d+) rows, 4 a request, .*: passed", log)
         assert checked == ["4", "8"], log[-4000:]
-        steps, others = re.search(rf"TP{rank}\] .*coverage: decode_step ran (\d+) verify steps .*SGLang's forward ran \d+ eager steps \((.*)\)", log).groups()
+        counted = rf"TP{rank}\] .*coverage: decode_step ran (\d+) verify steps .*SGLang's forward ran \d+ eager steps \((.*)\)"
+        steps, others = re.search(counted, log).groups()
         assert int(steps) >= 2 * (NEW_TOKENS - 1) / DRAFTS
         assert {reason.rpartition(":")[0] for reason in others.split(", ")} <= {"prefill", "a draft model's step"}, others
         handed = re.search(rf"TP{rank}\] decode_step hands over the inputs of layers ([\d, ]+) as", log)

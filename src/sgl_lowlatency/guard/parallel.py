@@ -5,15 +5,18 @@ input columns, and the embedding and the LM head by rows of the vocabulary; norm
 sequence and context parallelism, expert and pipeline parallelism and several hosts are features that SGLang refuses for a spec which does not list
 them, and the arguments below change who has what, or what a layer hands on.
 
-Speculative decoding is served as on one GPU (guard/speculation.py), and asks one thing more: every rank must be given the same draft tokens. Ranks with
-others than each other part, and the kernel sees that in some cases only (DESIGN-tp.md). Whose drafts the ranks verify (sglang 0.5.23,
+Speculative decoding is served as on one GPU (guard/speculation.py), and asks one thing more: every rank must be given the same draft tokens. Ranks
+with others than each other part, and the kernel sees that in some cases only (DESIGN-tp.md). Whose drafts the ranks verify (sglang 0.5.23,
 tests/contract/test_verify_ranks.py):
 
-- NGRAM: each rank's own, from a corpus of its own. It is a function of the requests, which all ranks have in the same order, and is waited for before it
-  is asked. Corpora that arrive while the server runs are loaded by a thread a rank: a budget for their drafts is refused.
-- STANDALONE, EAGLE, EAGLE3: each rank's own argmax over logits that are gathered, of a draft model that the ranks share. Nobody sends them, so they are
-  equal where hidden states, sums and logits are the same bits on every rank, as decode_step's are. Drafts that are drawn (rejection sampling) are refused.
-- DFLASH: the same; of shards of logits, the ranks' maxima are gathered. DSPARK: rank 0's, broadcast token by token.
+- NGRAM: each rank's own, from a corpus of its own. It is a function of the requests, which all ranks have in the same order, and is waited for before
+  it is asked. Corpora that arrive while the server runs are loaded by a thread a rank: a budget for their drafts is refused.
+- STANDALONE, EAGLE, EAGLE3: each rank's own argmax over logits that are gathered, of a draft model that the ranks share. Nobody sends them, so they
+  are equal where hidden states, sums and logits are the same bits on every rank, as decode_step's are. Drafts that are drawn (rejection sampling) are
+  refused.
+- DFLASH: the same; of shards of logits, the ranks' maxima are gathered. A draft with a selector of candidates draws where requests sample, with
+  torch's generator of each rank, which SGLang seeds alike: no server argument tells of such drafts, so nothing here refuses them.
+- DSPARK: rank 0's, broadcast token by token.
 - What is accepted, of all of them: an argmax over gathered logits, and where it is drawn rank 0's, broadcast; of DFLASH and DSPARK rank 0's in either
   case. SGLANG_SPEC_TP_SYNC takes such broadcasts away one by one, for debugging: anything but "all" is refused with these two.
 
