@@ -43,6 +43,7 @@ def start(tmp_path, monkeypatch):
         path = [*cpu_speculation.install(tmp_path / "stand-in"), str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
         arguments = server.cpu_arguments(context=CONTEXT + NEW_TOKENS + 64, max_batch=2, max_tokens=4096)
+        arguments += ["--mem-fraction-static", "0.7"]  # of a machine's memory that others use, too; max_tokens bounds the pool
         arguments += speculation.arguments(algorithm, DRAFTS, tmp_path / "draft")
         environment = {**server_setup.server_setup(model, (), NUM_RANKS).environment, "TRITON_INTERPRET": "1"}
         one = server.Server("on", model, [*arguments, "--tp-size", str(NUM_RANKS), server.FLAG], work=tmp_path / "work", env=environment)
