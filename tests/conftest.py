@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all-drafts", action="store_true", help="serve every algorithm of test_draft_servers.py, not the one whose drafts read states: 5 min")
+    parser.addoption("--all-drafts", action="store_true", help="serve every algorithm of test_draft_servers.py, not one: 5 min; of test_parallel_drafts.py, too, not two")
     parser.addoption(
         "--epilogue-schedules",
         type=int,
@@ -41,7 +41,7 @@ def pytest_addoption(parser):
     parser.addoption("--amd-servers", action="store_true", help="serve a MoE and a faulty model with k1 and k2 too, and a dense one's verify steps: 3 min")
     parser.addoption("--draft-blocks", type=int, default=1500, help="random blocks of test_draft_blocks.py in all; 100 000 take minutes")
     parser.addoption("--draft-ranks", action="store_true", help="test_draft_ranks.py with four processes beside two: a minute more")
-    parser.addoption("--parallel-servers", action="store_true", help="serve dense, MoE and faulty models on two ranks: 5 min")
+    parser.addoption("--parallel-servers", action="store_true", help="serve dense, MoE and faulty models and two kinds of drafts on two ranks: 10 min")
     parser.addoption(
         "--every-second-case", action="store_true", help=f"of emulated tests with {MANY_CASES} cases and more: about half of the time, for a slow machine"
     )

@@ -1,4 +1,5 @@
-// CUDA side of launch/parallel_step.hpp, and its instances: decode steps, heads of 128, up to 16 rows; of MoE layers up to 128 experts.
+// CUDA side of launch/parallel_step.hpp, and its instances of decode steps: heads of 128, up to 16 rows; of MoE layers up to 128 experts. Those of
+// verify steps: parallel_verify.cu.
 #include "launch/parallel_step.hpp"
 
 #include <stdexcept>
@@ -6,30 +7,30 @@
 
 #include "kernels/nvidia/decode_step/decode_step_parallel.cuh"
 #include "launch/parallel_launch.cuh"
+#include "launch/parallel_step_kernel.hpp"
 
 namespace sgl_lowlatency::launch {
 namespace {
 
-using Kernel = void (*)(abi::ParallelStepParams);
 using VirtualKernel = void (*)(abi::VirtualRanks);
 
 void check_instance(const abi::ParallelStepParams& p) {
   require_hopper(p);
   const abi::Geometry& g = p.geometry;
-  require(p.rows_per_request == 1, "a tensor-parallel verify step has no kernel");
   require(g.head_dim == 128, "head_dim " + std::to_string(g.head_dim) + " of a tensor-parallel step is not 128");
   require(g.num_experts <= 32 * abi::kServedExpertWords,
           "num_experts " + std::to_string(g.num_experts) + " is above " + std::to_string(32 * abi::kServedExpertWords));
 }
 
 template <int32_t kNTiles>
-Kernel select_layers(const abi::ParallelStepParams& p) {
-  if (p.geometry.num_experts > 0) return kernels::decode_step_parallel<kNTiles, 2, abi::kServedExpertWords>;
-  return p.weights == abi::kWeightsBf16 ? kernels::decode_step_parallel<kNTiles, 2, 0> : kernels::decode_step_parallel<kNTiles, 1, 0>;
+ParallelStepKernel select_layers(const abi::ParallelStepParams& p) {
+  if (p.geometry.num_experts > 0) return kernels::decode_step_parallel<kNTiles, 2, false, abi::kServedExpertWords>;
+  return p.weights == abi::kWeightsBf16 ? kernels::decode_step_parallel<kNTiles, 2, false, 0> : kernels::decode_step_parallel<kNTiles, 1, false, 0>;
 }
 
-Kernel select_kernel(const abi::ParallelStepParams& p) {
+ParallelStepKernel select_kernel(const abi::ParallelStepParams& p) {
   check_instance(p);
+  if (p.rows_per_request > 1) return select_parallel_verify_kernel(p);
   return p.rows <= 8 ? select_layers<1>(p) : select_layers<2>(p);
 }
 
@@ -41,6 +42,7 @@ VirtualKernel select_virtual_layers(const abi::ParallelStepParams& p) {
 VirtualKernel select_virtual_kernel(const abi::ParallelStepParams& p) {
   check_instance(p);
   require(p.weights == abi::kWeightsBf16, "a step of virtual ranks with FP8 weights has no kernel");
+  require(p.rows_per_request == 1, "a verify step of virtual ranks, all of them in one launch, has no kernel");
   return p.rows <= 8 ? select_virtual_layers<1>(p) : select_virtual_layers<2>(p);
 }
 

@@ -81,6 +81,24 @@ def test_a_draft_model_with_a_tree_is_refused(refusals, model_dir, algorithm):
     ]
 
 
+@pytest.mark.parametrize("algorithm", ["NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "DFLASH", "DSPARK"])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_several_gpus_speculate_as_one_does(refusals, model_dir, algorithm, ranks):
+    arguments = NGRAM if algorithm == "NGRAM" else draft_arguments(algorithm, model_dir())
+    assert refusals(["--model-path", model_dir(), "--tp", str(ranks), *arguments]) == []
+
+
+@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
+def test_ranks_that_do_not_follow_rank_0_are_refused(refusals, model_dir, monkeypatch, algorithm):
+    monkeypatch.setenv("SGLANG_SPEC_TP_SYNC", "all,-dspark-draft,-dflash-target")
+    arguments = ["--model-path", model_dir(), *draft_arguments(algorithm, model_dir())]
+    assert refusals([*arguments, "--tp", "2"]) == [
+        f"SGLANG_SPEC_TP_SYNC='all,-dspark-draft,-dflash-target' is not served with {algorithm} on several GPUs: ranks would not all follow rank 0, and "
+        "could verify other drafts than each other; unset it"
+    ]
+    assert refusals(arguments) == []
+
+
 @pytest.mark.parametrize("mode", ["compact", "cap-accept"])
 @pytest.mark.parametrize("algorithm", ["NGRAM", "DSPARK"])
 def test_ragged_verify_is_refused(refusals, model_dir, monkeypatch, algorithm, mode):
@@ -97,6 +115,10 @@ SINGLE = {
     "scattered inputs": (
         ["--tp", "2", "--enable-attn-tp-input-scattered"],
         "--enable-attn-tp-input-scattered True is not served: weights or activations would be split otherwise than the kernel takes them to be",
+    ),
+    "ranks with corpora": (
+        ["--tp", "2", *NGRAM, "--speculative-ngram-external-sam-budget", "3"],
+        "--speculative-ngram-external-sam-budget 3 is not served: a corpus that is added would reach the drafts of one rank before another's",
     ),
     "replicas": (["--dp-size", "2"], "--dp-size 2 is not served: servers that share their requests have not been tested"),
     "fp16": (["--dtype", "float16"], "dtype 'float16' is not one of ['bfloat16']"),

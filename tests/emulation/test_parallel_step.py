@@ -67,17 +67,6 @@ def test_ranks_of_16_rows_and_several_panels(num_ranks):
     assert same_streams(outputs) and report.passed, report
 
 
-@pytest.mark.parametrize(("rows_per_request", "prefixes"), [(4, [16, 0]), (8, [33])])
-def test_ranks_of_a_verify_step(rows_per_request, prefixes):
-    geometry = WHOLE["narrow"]
-    weights = random_weights(geometry, 22, has_lm_head=True)
-    inputs = random_step(geometry, prefixes, 22, rows_per_request=rows_per_request, lengths_are_prefix=True)
-    runner = RankRunner(geometry, weights, 2, (inputs.rows,), 4, rows_per_request={inputs.rows: rows_per_request})
-    outputs = runner.run(inputs)
-    report = gate(geometry, weights, [inputs], [runner.joined(outputs)])
-    assert same_streams(outputs) and report.passed, report
-
-
 @pytest.mark.parametrize("weight_format", ["fp8_block", "fp8_channel"])
 def test_ranks_with_fp8_weights(weight_format):
     weights = random_weights(FP8, 23, weight_format=weight_format, has_lm_head=True)

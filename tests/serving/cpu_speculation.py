@@ -1,11 +1,13 @@
-"""Lets SGLang's draft workers run on a machine without a GPU: EAGLE3, STANDALONE, DFLASH and DSPARK, drafts in chains.
+"""Lets SGLang's draft workers run on a machine without a GPU: EAGLE3, STANDALONE, DFLASH and DSPARK, drafts in chains, and NGRAM, taken for one.
 
 `register` is an entry point of the group `sglang.srt.plugins`, which `install` puts on a server's path. What SGLang has for CUDA only, and what
 stands in here, is this and no more:
 
 - attention of verify steps and of draft steps, which torch_native has none of: extend by the draft tokens, causally but where a draft's layer is
   not; decode at the draft step's length;
-- the CUDA kernels that lay a chain out and accept it greedily, and the one that names the slots of a window: plain torch;
+- the CUDA kernels that lay a chain out, or NGRAM's tree from its mask, accept it greedily and move the K and V that were accepted, and the one that
+  names the slots of a window: plain torch;
+- of several ranks the all-gather into a tensor, as torch.distributed has it;
 - arguments that refuse DFLASH and DSPARK on a CPU: what their resolution leaves is set instead;
 - the warm-up of a kernel that moves KV rows, and `record_stream`: nothing;
 - decode_step's guard refuses torch_native with speculative decoding, rightly: it is taken for a backend that verifies chains.
@@ -16,6 +18,8 @@ Triton's kernels run in its interpreter (TRITON_INTERPRET=1).
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 from pathlib import Path
 
 NAME = "cpu_speculation"
@@ -33,12 +37,18 @@ def install(folder: Path, register: str = "register") -> list[str]:
 
 def register() -> None:
     import torch
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
+    def all_gather(group, output, part):
+        torch.distributed.all_gather_into_tensor(output, part, group=group.device_group)
+
+    GroupCoordinator.all_gather_into_tensor = all_gather
     MHATokenToKVPool._init_kv_copy_and_warmup = lambda pool: None
     torch.Tensor.record_stream = lambda tensor, stream: None
     _attend()
     _verify_chains()
+    _draft_ngrams()
     _resolve_arguments()
 
 
@@ -107,15 +117,21 @@ def _verify_chains() -> None:
         following.copy_(torch.tensor([*range(1, drafts), -1]).expand(requests, drafts))
         sibling.fill_(-1)
 
-    def accept(*, predicts, accept_index, accept_token_num, candidates, target_predict, **tree):
+    def accept(*, predicts, accept_index, accept_token_num, candidates, target_predict, retrieve_next_token, retrieve_next_sibling, **unused):
         requests, drafts = candidates.shape
         chosen = target_predict.view(requests, drafts)
-        right = (candidates[:, 1:] == chosen[:, :-1]).int().cumprod(dim=1).sum(dim=1)
-        for request, accepted in enumerate(right.tolist()):
-            rows = torch.arange(request * drafts, request * drafts + accepted + 1)
-            accept_index[request, : accepted + 1] = rows.to(accept_index.dtype)
-            predicts[rows] = chosen[request, : accepted + 1].to(predicts.dtype)
-        accept_token_num.copy_(right)
+        for request in range(requests):
+            path, child = [0], int(retrieve_next_token[request, 0])
+            while child >= 0:
+                if candidates[request, child] == chosen[request, path[-1]]:
+                    path.append(child)
+                    child = int(retrieve_next_token[request, child])
+                else:
+                    child = int(retrieve_next_sibling[request, child])
+            rows = request * drafts + torch.tensor(path)
+            accept_index[request, : len(path)] = rows.to(accept_index.dtype)
+            predicts[rows] = chosen[request, path].to(predicts.dtype)
+            accept_token_num[request] = len(path) - 1
         return predicts, accept_index, accept_token_num
 
     def slots_of(req_pool_indices, req_to_token, start_offset, end_offset, batch_size, draft_token_num, device):
@@ -124,6 +140,35 @@ def _verify_chains() -> None:
 
     eagle_utils.build_tree_kernel_efficient_func, eagle_utils.verify_tree_greedy_func = lay_out, accept
     cache_locs.assign_extend_cache_locs_func = slots_of
+
+
+def _draft_ngrams() -> None:
+    import torch
+    from sglang.srt.speculative import spec_utils
+
+    def lay_out(mask, seq_lens, positions, index, following, sibling, requests, drafts):
+        for request, tree in enumerate(mask.view(-1, drafts, drafts)[:requests].bool().tolist()):
+            parents = [max((other for other in range(node) if tree[node][other]), default=-1) for node in range(drafts)]
+            for node, parent in enumerate(parents):
+                positions[request * drafts + node] = seq_lens[request] + sum(tree[node][:node])
+                index[request, node] = request * drafts + node
+                following[request, node] = next((other for other in range(node + 1, drafts) if parents[other] == node), -1)
+                behind = (other for other in range(node + 1, drafts) if parents[other] == parent >= 0)
+                sibling[request, node] = next(behind, -1)
+
+    def move_accepted(batch, accept_index, num_correct_drafts, allocator):
+        pool, windows = allocator.get_kvcache(), batch.out_cache_loc.view(len(num_correct_drafts), -1)
+        for request, count in enumerate((num_correct_drafts + 1).tolist()):
+            to, accepted = windows[request, :count], batch.out_cache_loc[accept_index[request, :count].long()]
+            for layer in range(pool.layer_num):
+                for buffer in pool.get_kv_buffer(layer):
+                    buffer[to] = buffer[accepted].clone()
+
+    # The module asks for a library that needs CUDA's.
+    stand_in = types.ModuleType("sglang.kernels.ops.speculative.reconstruct_tree")
+    stand_in.reconstruct_indices_from_tree_mask_func = lay_out
+    sys.modules[stand_in.__name__] = stand_in
+    spec_utils.move_accept_tokens_to_target_kvcache = move_accepted
 
 
 def _resolve_arguments() -> None:
@@ -143,3 +188,4 @@ def _resolve_arguments() -> None:
 
     speculative_hook._handle_dflash = speculative_hook._handle_dspark = resolve
     speculation.CHAIN_BACKENDS = (*speculation.CHAIN_BACKENDS, "torch_native")
+    speculation.NGRAM_BACKENDS = (*speculation.NGRAM_BACKENDS, "torch_native")

@@ -64,6 +64,29 @@ def test_emulation_has_heads_of_64():
     assert reasons(2, hf_config(head_dim=64), emulate=True) == []
 
 
+@pytest.mark.parametrize("algorithm", ["NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "DFLASH", "DSPARK"])
+def test_what_one_gpu_speculates_with_several_do(algorithm):
+    assert reasons(2, speculative_algorithm=algorithm) == []
+
+
+def test_drafts_that_ranks_might_not_share_are_refused_by_name():
+    found = reasons(2, speculative_algorithm="NGRAM", speculative_ngram_external_sam_budget=3, speculative_use_rejection_sampling=True)
+    assert found == [
+        "--speculative-ngram-external-sam-budget 3 is not served: a corpus that is added would reach the drafts of one rank before another's",
+        "--speculative-use-rejection-sampling True is not served: every rank would draw drafts of its own, which has not been tested",
+    ]
+
+
+@pytest.mark.parametrize(("tp_size", "algorithm", "sites", "refused"), [
+    (2, "DSPARK", "rng", True), (8, "DFLASH", "all,-dflash-target", True), (2, "DFLASH", "all", False), (1, "DSPARK", "off", False), (2, "NGRAM", "off", False),
+    (2, None, "off", False),
+])  # fmt: skip
+def test_ranks_that_do_not_follow_rank_0_are_refused(tp_size, algorithm, sites, refused):
+    found = parallel.synchronisation_reasons(SimpleNamespace(tp_size=tp_size, speculative_algorithm=algorithm), sites)
+    why = "ranks would not all follow rank 0, and could verify other drafts than each other; unset it"
+    assert found == ([f"SGLANG_SPEC_TP_SYNC={sites!r} is not served with {algorithm} on several GPUs: {why}"] if refused else [])
+
+
 def embedding(begin, rows, added=0):
     return SimpleNamespace(
         shard_indices=SimpleNamespace(padded_org_vocab_start_index=begin, num_elements_padded=rows + added, num_added_elements_padded=added)

@@ -77,7 +77,7 @@ def speculation_reasons(cfg: Any) -> list[str]:
     if algorithm is None:
         return []
     if cfg.tp_size > 1:
-        return server_argument_reasons(cfg, parallel.SPECULATION)
+        return [f"--speculative-algorithm {algorithm!r} is not served: on several GPUs it has not been tested"]
     if algorithm not in SPECULATION:
         why = "its drafts are verified as a tree" if algorithm == "NGRAM" else "its drafts read inputs of layers, which the kernels do not hand over"
         return [f"--speculative-algorithm {algorithm} is not served: {why}; served are {', '.join(SPECULATION)}"]

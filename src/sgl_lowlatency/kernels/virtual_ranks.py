@@ -25,7 +25,8 @@ def virtual_groups(num_ranks: int, max_rows: int, hidden: int, num_tokens: int, 
 
 
 class VirtualRanks:
-    """Launches the steps of all ranks of a group at once: on CUDA in one launch, whose grid all of them share; in emulation as GPUs of their own.
+    """Launches the steps of all ranks of a group at once: on CUDA in one launch, whose grid all of them share, and which is of decode steps in bf16;
+    in emulation as GPUs of their own. On CUDA the ranks of other steps have a launch and a stream each, that of DecodeStep.
 
     steps: of rank 0, 1, .., alike in grid and device. emulation: of the launches; the steps' own is not looked at. Raises ValueError for steps
     that are not a group's, and on CUDA RuntimeError when their blocks cannot be resident at once.

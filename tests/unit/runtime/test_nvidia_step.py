@@ -307,6 +307,21 @@ def test_a_rank_tells_the_others_what_it_finds_wrong(serving, environment):
     assert len(other.told) == 2 and "FAILED" in other.told[1]["failed"]
 
 
+def test_ranks_agree_on_verify_steps_before_their_first(make_serving, environment):
+    """Who runs them, then what the self-check of a chain says, of each number of rows."""
+    serving = make_serving(drafts=4)
+    other, batch = OtherRank(failed="verify of 8 rows: FAILED"), live_batch(serving, [70, 1])
+    with pytest.raises(RuntimeError, match="^decode_step self-check failed, the server is refused: rank 1: verify of 8 rows: FAILED$"):
+        run(build(serving, 4, 8, exchange=other), serving, batch)
+    assert other.told == [{"fallback": None}, {"failed": None}]
+    wrong = OtherRank(is_first=True)
+    with pytest.raises(RuntimeError, match="the server is refused: rank 1: verify of 8 rows, 4 a request, .*FAILED"):
+        run(build(serving, 8, planted=8, exchange=wrong), serving, batch)
+    built = build(serving, 4, 8, exchange=OtherRank(fallback="a forward hook on model.layers.0"))
+    assert built.plan(batch.input_ids, batch) is None
+    assert built.coverage.counts().fallbacks == {"rank 1: a forward hook on model.layers.0": 1}
+
+
 def test_ranks_fall_back_together(serving, environment):
     """What one rank finds in its model all of them heed, at every step of as many rows; each asks once a number of rows."""
     other = OtherRank(fallback="a forward hook on model.layers.0")

@@ -68,7 +68,8 @@ SGL_DEVICE void take_sums(const ParallelStepParams& p, const Shared& s, int32_t 
       x = pack_bf16(low_float(word[0]) + sums[0], high_float(word[0]) + sums[1]);
     }
     publish_stream(p, s, to, tile, m, row, is_owner, x, weight);
-    if (is_down && is_owner && layer + 1 < p.geometry.num_layers) capture_stream(p, layer_tables(s, layer + 1).weights, tile, m, row, x);
+    const int32_t entered = dialect::planted(dialect::Planted::kCapturesOutput) ? layer : layer + 1;
+    if (is_down && is_owner && entered < p.geometry.num_layers) capture_stream(p, layer_tables(s, entered).weights, tile, m, row, x);
   }
 }
 
@@ -110,7 +111,7 @@ SGL_DEVICE void exchange_embedding(const ParallelStepParams& p, const Shared& s,
       weight = dialect::load_constant(reinterpret_cast<const uint32_t*>(first.input_norm + tile * abi::kTileRows + m));
     }
     publish_stream(p, s, end_stream(p, -1), tile, m, row, is_owner, x, weight);
-    if (is_owner) capture_stream(p, first, tile, m, row, x);
+    if (is_owner && !dialect::planted(dialect::Planted::kCapturesOutput)) capture_stream(p, first, tile, m, row, x);
   }
 }
 

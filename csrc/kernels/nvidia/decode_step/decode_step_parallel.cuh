@@ -1,14 +1,14 @@
-// CUDA entries of a tensor-parallel decode_step: a rank's launch on its own GPU, and the launch of several virtual ranks on one. Decode, heads
-// of 128.
+// CUDA entries of a tensor-parallel decode_step: a rank's launch on its own GPU, of decode and of verify, and the launch of several virtual ranks on
+// one, of decode. Heads of 128.
 #pragma once
 #include "kernels/nvidia/decode_step/decode_step.cuh"
 
 namespace sgl_lowlatency::kernels {
 
-template <int32_t kNTiles, int32_t kElementBytes, int32_t kExpertWords>
+template <int32_t kNTiles, int32_t kElementBytes, bool kIsVerify, int32_t kExpertWords>
 __global__ void __launch_bounds__(abi::kNumThreads, 1) decode_step_parallel(const __grid_constant__ abi::ParallelStepParams params) {
   if constexpr (has_body(kElementBytes, kExpertWords)) {
-    decode_step_body<kNTiles, 128, kElementBytes, false, kExpertWords>(params);
+    decode_step_body<kNTiles, 128, kElementBytes, kIsVerify, kExpertWords>(params);
   } else {
     dialect::trap();
   }

@@ -9,10 +9,11 @@ What it accepts and why (read from sglang 0.5.23):
 - LM head: the kernel's, with logits rounded as SGLang's bf16 product is, unless guard/lm_head.py says why not.
 - quantization: FP8 weights as SGLang keeps them on Hopper (guard/quantization.py, guard/linear.py); activations stay bf16.
 - tp_sizes: plain tensor parallelism of one host (guard/parallel.py); the ranks add their sums inside the kernel.
-- features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which. Not RAGGED_VERIFY, DSPARK's verify under
-  another SGLANG_RAGGED_VERIFY_MODE than static: every request of a verify step has as many draft tokens. Nothing else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE)
-  and applies no LoRA; steps it does not cover run SGLang's forward, but KV that arrives or leaves beside a step
-  (PD_DISAGGREGATION, KV_OFFLOAD, MEMORY_RELEASE, CPU_OFFLOAD) and torch-compiled decode have not been tested under it.
+- features: SPECULATIVE_DECODING, which names no algorithm: guard/speculation.py says which, guard/parallel.py what several GPUs add. Not
+  RAGGED_VERIFY, DSPARK's verify under another SGLANG_RAGGED_VERIFY_MODE than static: every request of a verify step has as many draft tokens. Nothing
+  else: the kernel is repeatable but not batch-invariant (DETERMINISTIC_INFERENCE) and applies no LoRA; steps it does not cover run SGLang's forward,
+  but KV that arrives or leaves beside a step (PD_DISAGGREGATION, KV_OFFLOAD, MEMORY_RELEASE, CPU_OFFLOAD) and torch-compiled decode have not been
+  tested under it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.family import LLAMA, QWEN2, QWEN3, Family
 from sgl_lowlatency.guard.lm_head import lm_head_reasons
 from sgl_lowlatency.guard.model import model_disable_reasons
-from sgl_lowlatency.guard.parallel import TP_SIZES
+from sgl_lowlatency.guard.parallel import TP_SIZES, synchronisation_reasons
 from sgl_lowlatency.guard.quantization import isa_reasons
 from sgl_lowlatency.guard.speculation import speculation_reasons
 
@@ -70,6 +71,7 @@ TOLERANCES = {
 
 
 def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
+    from sglang.srt.environ import envs
     from sglang.srt.kernel_plugins.nvidia.binding import device_isa
 
     try:
@@ -78,6 +80,7 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         return [str(error)]
     isa = device_isa()
     reasons = config_disable_reasons(cfg, hf_config, emulate=emulate) + speculation_reasons(cfg, max_rows=MAX_ROWS)
+    reasons += synchronisation_reasons(cfg, envs.SGLANG_SPEC_TP_SYNC.get())
     return reasons + installation_reasons(isa, emulate=emulate) + isa_reasons(cfg, hf_config, isa)
 
 
