@@ -14,7 +14,8 @@ void check_parallel_attention_out(const abi::ParallelAttentionOutParams& p, int3
   check.require_within(p.rank, 0, at.num_ranks - 1, "rank");
   check.require(at.hidden == p.geometry.hidden,
                 "the workspaces have hidden " + std::to_string(at.hidden) + ", the layer " + std::to_string(p.geometry.hidden));
-  check.require_within(p.rows, 1, at.max_rows, "rows of the workspaces");
+  check.require(p.rows <= at.max_rows,
+                "rows " + std::to_string(p.rows) + " is outside 1.." + std::to_string(at.max_rows) + ", what the workspaces have room for");
   const abi::SymmetricLayout wanted = abi::symmetric_layout(at.num_ranks, at.max_rows, at.hidden);
   check.require(std::memcmp(&wanted, &at, sizeof(at)) == 0,
                 "symmetric is not symmetric_layout of num_ranks, max_rows, hidden and " + std::to_string(abi::kParities));
