@@ -26,7 +26,7 @@ LaunchShape shape_of(const abi::ParallelAttentionOutParams& p, int32_t grid, siz
   return {dim3(static_cast<unsigned>(grid), static_cast<unsigned>(num_ranks)), abi::kAttnOutThreads, p.shared.total_bytes};
 }
 
-// Throws std::invalid_argument for ranks that are not all of one group, with the same launch each.
+// The parameters of one launch. Throws std::invalid_argument for ranks that are not 0, 1, .. of a group, with launches alike.
 abi::VirtualAttentionOut virtual_ranks(const std::vector<abi::ParallelAttentionOutParams>& ranks, int32_t grid) {
   const SliceCheck check{kName};
   check.require_within(static_cast<int64_t>(ranks.size()), 1, abi::kMaxRanks, "number of virtual ranks");

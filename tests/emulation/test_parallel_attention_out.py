@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from attention_out_cases import Layer
-from attention_out_ranks import SPLIT, TINY, Group, Inputs, Stream, same_bits
+from parallel_attention_out_cases import SPLIT, TINY, Group, Inputs, Stream, same_bits
 from schedules import STARVATION, UNORDERED_CLEAR
 
 from sgl_lowlatency import _C

@@ -1,6 +1,7 @@
 """Groups of ranks that run attention_out's shares of one layer, and the whole layer they must add up to."""
 
 import dataclasses
+import functools
 
 import torch
 from attention_out_cases import POSITIONS, random_weights
@@ -64,10 +65,24 @@ class Group:
             for rank in range(self.num_ranks)
         ]  # fmt: skip
 
-    def run(self, inputs, stream=0):
+    def launch(self, arguments, apart=False):
+        """All ranks at once; or apart, on CUDA, each on a stream of its own as on a GPU of its own. No two launches of a rank then overlap: on one GPU the
+        second could take the room of another rank's first."""
+        if not apart:
+            self.virtual.launch(self.layers, arguments, torch.cuda.current_stream().cuda_stream if self.device.type == "cuda" else 0)
+            return
+        torch.cuda.synchronize(self.device)
+        for rank, layer, its, own in zip(self.virtual.ranks, self.layers, arguments, self.cuda_streams, strict=True):
+            rank.launch(layer, **its, stream=own.cuda_stream)
+
+    @functools.cached_property
+    def cuda_streams(self):
+        return [torch.cuda.Stream(self.device) for _ in self.layers]
+
+    def run(self, inputs, apart=False):
         """One launch of all ranks; every rank's arguments, outputs among them."""
         arguments = self.arguments(inputs)
-        self.virtual.launch(self.layers, arguments, stream)
+        self.launch(arguments, apart)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return arguments
