@@ -1,5 +1,5 @@
 // Tensor-parallel decode_step: a rank's parameters, its launches and their emulation.
-#include "bindings/bindings.hpp"
+#include "bindings/step_streams.hpp"
 
 #include <stdexcept>
 
@@ -18,26 +18,6 @@ py::bytes pack_peer_group(int32_t rank, const abi::SymmetricLayout& at, const st
   abi::PeerGroup group{rank, at.num_ranks, {}};
   for (size_t i = 0; i < workspaces.size(); ++i) group.abort[i] = reinterpret_cast<uint64_t*>(workspaces[i] + at.abort);
   return py::bytes(reinterpret_cast<const char*>(&group), sizeof(group));
-}
-
-// Binds the emulation of launches of Params.
-template <class Params>
-void bind_emulation(py::module_& m, const char* name) {
-  m.def(
-      name,
-      [](const std::vector<std::vector<Params>>& launches, int32_t grid, const std::vector<uint32_t>& slowness, uint64_t seed, int32_t planted,
-         int32_t starvation, const std::vector<RegionTuple>& regions, bool is_shared) {
-        emulation::Options options = emulation_options(seed, planted, starvation, regions);
-        options.is_shared = is_shared;
-        std::vector<emulation::StepStream<Params>> streams(launches.size());
-        for (size_t i = 0; i < launches.size(); ++i) streams[i] = {launches[i], grid, i < slowness.size() ? slowness[i] : 1};
-        py::gil_scoped_release release;
-        return emulation::parallel_step(streams, options);
-      },
-      py::arg("launches"), py::arg("grid"), py::arg("slowness") = std::vector<uint32_t>{}, py::arg("seed") = 0, py::arg("planted") = 0,
-      py::arg("starvation") = -1, py::arg("regions") = std::vector<RegionTuple>{}, py::arg("is_shared") = false,
-      "Runs the streams of several emulated GPUs, each a list of launches of `grid` blocks, at the same time. regions as in emulation_launch; "
-      "is_shared: other ranks are other processes");
 }
 
 }  // namespace
@@ -90,8 +70,8 @@ void bind_parallel_step(py::module_& m) {
         py::call_guard<py::gil_scoped_release>());
   m.def("timed_step_max_blocks", &launch::timed_step_max_blocks, py::arg("params"), "Co-resident blocks of the current device");
 #endif
-  bind_emulation<Params>(m, "parallel_step_emulate");
-  bind_emulation<Timed>(m, "timed_step_emulate");
+  bind_streams<Params>(m, "parallel_step_emulate", &emulation::parallel_step);
+  bind_streams<Timed>(m, "timed_step_emulate", &emulation::parallel_step);
 }
 
 }  // namespace sgl_lowlatency

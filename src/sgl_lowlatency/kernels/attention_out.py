@@ -6,6 +6,7 @@ CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -34,6 +35,12 @@ class AttentionOutSizes:
     rope_dim: int
     groups: int
     lora: int
+
+    def shard(self, num_ranks: int) -> AttentionOutSizes:
+        """A rank's share, whole groups and their heads. Raises ValueError when the groups do not divide."""
+        if num_ranks < 1 or self.groups % num_ranks:
+            raise ValueError(f"groups {self.groups} are not a multiple of the {num_ranks} ranks: each has whole ones")
+        return dataclasses.replace(self, heads=self.heads // num_ranks, groups=self.groups // num_ranks)
 
     @property
     def group_width(self) -> int:
@@ -87,7 +94,7 @@ class AttentionOut(Slice):
     def prepare(self, weights: AttentionOutWeights) -> Layer:
         """A layer for `launch`. Reads every scale once. Raises ValueError naming the tensor that does not fit."""
         self._require_weights(weights)
-        w, params = weights, _C.abi.AttentionOutParams()
+        w, params = weights, self._new_params()
         params.sinkhorn_iterations = w.sinkhorn_iterations
         params.mix_eps, params.mix_rms_eps, params.norm_eps = w.mix_eps, w.mix_rms_eps, w.norm_eps
         params.mix, params.mix_scale, params.mix_base, params.norm = (t.data_ptr() for t in (w.mix, w.mix_scale, w.mix_base, w.norm))
@@ -114,6 +121,21 @@ class AttentionOut(Slice):
         Raises ValueError for a tensor that does not fit; on the CPU AttentionOutFault with the kernel's own record, or RuntimeError with the
         emulation's diagnosis. On CUDA see fault().
         """
+        params, outputs = self.fill(layer, x, positions, streams, streams_out, out, coefficients, trace)
+        self._run(params, stream, outputs)
+
+    def fill(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        streams: torch.Tensor,
+        streams_out: torch.Tensor,
+        out: torch.Tensor,
+        coefficients: torch.Tensor | None = None,
+        trace: torch.Tensor | None = None,
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """(the layer's parameters, filled in for one launch, the tensors it writes by name). Takes and raises as launch."""
         rows, z, bf16 = x.shape[0], self.sizes, torch.bfloat16
         self._require_num_rows(rows)
         self._require_heads(x)
@@ -133,7 +155,10 @@ class AttentionOut(Slice):
             require_tensor("coefficients", coefficients, (rows, MIXES), torch.float32, self.device)
             params.coefficients = coefficients.data_ptr()
             outputs["coefficients"] = coefficients
-        self._run(params, stream, outputs)
+        return params, outputs
+
+    def _new_params(self) -> Any:
+        return _C.abi.AttentionOutParams()
 
     def _geometry_of(self, sizes: AttentionOutSizes):
         return _C.abi.AttnOutGeometry(*dataclasses.astuple(sizes))

@@ -15,6 +15,7 @@ EDGE_CONTENT = {  # what a layer hands over, by the edge's name
     "down": "residual stream after the MLP",
     "router": "router logits",
 }
+_PEER_KINDS = ("peer_tile", "peer_abort")
 _INPUT_NAMES = {
     "bad_token_id": ("input id", "the vocabulary size"),
     "bad_position": ("position", "the rows of the rope table"),
@@ -56,7 +57,7 @@ class EpilogueMulticastFault(RuntimeError):
     """The same of epilogue_multicast; of several ranks, their messages one after the other."""
 
 
-_PEER_OPS = {_C.abi.kPeerTiles: "", _C.abi.kPeerOutProj: " of out_proj", _C.abi.kPeerDown: " of down"}
+_PEER_OPS = {_C.abi.kPeerTiles: "", _C.abi.kPeerOutProj: " of out_proj", _C.abi.kPeerDown: " of down", _C.abi.kPeerWoB: " of wo_b"}
 
 
 def describe_part(rank: int, layer: int, tile: int, phase: int) -> str:
@@ -66,20 +67,25 @@ def describe_part(rank: int, layer: int, tile: int, phase: int) -> str:
     return f"rank {rank}'s part of tile {tile}{_PEER_OPS[phase]} of layer {layer}"
 
 
+def _describe_peers(record, stopped: str) -> str:
+    """Of a record that concerns another rank. Its edge is the rank that was waited for, expected the tile and its phase. stopped: what stopped where."""
+    own = describe_part(record.edge, record.layer, record.expected & 0xFFFFFF, record.expected >> 24) if record.edge >= 0 else None
+    if _KIND_NAMES[record.kind] == "peer_tile":
+        return f"{stopped} waited {record.waited_ns / 1e9:.2f} s for {own}"
+    waiter, awaited, layer, tile, phase = _C.abort_reason(record.waited_ns)
+    meanwhile = f", while it waited for {own}" if own else ""
+    if phase == _C.abi.kPeerNothing:
+        return f"{stopped}: rank {waiter} stopped by itself in layer {layer}{meanwhile}"
+    return f"{stopped}: rank {waiter} gave up waiting for {describe_part(awaited, layer, tile, phase)}{meanwhile}"
+
+
 def describe_fault(record, kernel: str = "decode_step") -> str:
     """One line for an operator: which rank, SM, block and layer waited for what, or which input was out of range. kernel: whose record it is."""
     kind = _KIND_NAMES[record.kind]
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
     signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
-    if kind in ("peer_tile", "peer_abort"):  # edge: the rank that was waited for; expected: the tile and its phase
-        own = describe_part(record.edge, record.layer, record.expected & 0xFFFFFF, record.expected >> 24) if record.edge >= 0 else None
-        if kind == "peer_tile":
-            return f"{kernel} stopped: {block} waited {record.waited_ns / 1e9:.2f} s for {own}"
-        waiter, awaited, layer, tile, phase = _C.abort_reason(record.waited_ns)
-        meanwhile = f", while it waited for {own}" if own else ""
-        if phase == _C.abi.kPeerNothing:
-            return f"{kernel} stopped: {block}: rank {waiter} stopped by itself in layer {layer}{meanwhile}"
-        return f"{kernel} stopped: {block}: rank {waiter} gave up waiting for {describe_part(awaited, layer, tile, phase)}{meanwhile}"
+    if kind in _PEER_KINDS:
+        return _describe_peers(record, f"{kernel} stopped: {block}")
     if kind == "bad_expert_id":
         return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
     if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer
@@ -145,6 +151,8 @@ def describe_attention_in_fault(record) -> str:
 def _describe_slice_fault(record, kernel: str, op_names: list[str], edge_names: list[str]) -> str:
     kind = _KIND_NAMES[record.kind]
     block = f"{kernel} stopped: rank {record.rank}, SM {record.sm}, block {record.block}"
+    if kind in _PEER_KINDS:
+        return _describe_peers(record, block)
     if kind in _INPUT_NAMES:
         signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns
         what, limit = _INPUT_NAMES[kind]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 
 from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
-from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, name_group
 
 PEER_COPIES: int = _C.abi.kPeerCopies  # of the words that ranks push to each other, in a workspace
 MAX_ROWS: int = _C.abi.kMaxParallelRows  # of a tensor-parallel step
@@ -36,6 +35,4 @@ class RankGroup:
 
     def name_in(self, record: int, at: int) -> None:
         """Lets the fault record at address `record` name the group, whose abi::PeerGroup is put at address `at`: host memory that the device sees."""
-        packed = _C.pack_peer_group(self.rank, self.workspaces.layout, list(self.workspaces.addresses))
-        ctypes.memmove(at, packed, len(packed))
-        ctypes.c_uint64.from_address(record + _C.abi.kFaultGroupOffset).value = at
+        name_group(self.workspaces, record, at)

@@ -29,6 +29,7 @@ class Slice(abc.ABC):
     name: str  # of the kernel
     points: tuple[str, ...]  # of a block's way through a launch
     fault_type: type[RuntimeError]
+    host_bytes: int = FAULT_BYTES  # of the host memory that a launch sees: a FaultRecord, and what a kernel has behind it
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Slice(abc.ABC):
         self._words = max(self._handover(rows).total_words for rows in range(1, max_rows + 1))
         self._workspace = torch.full((2 * self._words,), -1, dtype=torch.int32, device=self.device)  # abi::kUnwritten
         self._state = torch.zeros(_C.abi.kMoeStateBytes, dtype=torch.uint8, device=self.device)
-        self._host = HostWords(self.device, FAULT_BYTES)
+        self._host = HostWords(self.device, self.host_bytes)
         self._deadline_ns, self._rank = int(deadline_s * 1e9), rank
         if self.device.type == "cuda":
             max_blocks = getattr(_C, f"{self.name}_max_blocks")
@@ -116,6 +117,15 @@ class Slice(abc.ABC):
         else:
             self._emulate(params, outputs)
 
+    def regions(self, outputs: dict[str, torch.Tensor]) -> list[tuple[str, int, int, bool]]:
+        """Memory whose ordering host emulation checks: (name, address, bytes, reads too). outputs: as _run's."""
+        named = {"workspace": self._workspace, "state": self._state, **outputs}
+        return [(name, t.data_ptr(), extent_bytes(t), True) for name, t in named.items()]
+
+    def _call_emulation(self, params: Any, options: EmulationOptions, regions: list[tuple[str, int, int, bool]]) -> Any:
+        emulate = getattr(_C, f"{self.name}_emulate")
+        return emulate(params, self.grid, options.seed, options.planted, options.starvation, regions)
+
     def _require_num_rows(self, rows: int) -> None:
         if not 1 <= rows <= self.max_rows:
             raise ValueError(f"rows {rows} is outside 1..{self.max_rows}")
@@ -131,12 +141,9 @@ class Slice(abc.ABC):
     def _emulate(self, params: Any, outputs: dict[str, torch.Tensor]) -> None:
         if self._failure is not None:  # what a launch that ended itself left is no state to start from
             raise self.fault_type(f"an earlier launch failed: {self._failure}")
-        options, regions = self.emulation, []
-        if options.check_order:
-            named = {"workspace": self._workspace, "state": self._state, **outputs}
-            regions = [(name, t.data_ptr(), extent_bytes(t), True) for name, t in named.items()]
-        emulate = getattr(_C, f"{self.name}_emulate")
-        self.last_report = report = emulate(params, self.grid, options.seed, options.planted, options.starvation, regions)
+        options = self.emulation
+        regions = self.regions(outputs) if options.check_order else []
+        self.last_report = report = self._call_emulation(params, options, regions)
         record = self.fault()
         if record is not None:
             self._failure = self._describe(record)

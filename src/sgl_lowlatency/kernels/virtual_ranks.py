@@ -12,7 +12,7 @@ from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import DecodeStep, EmulationOptions
 from sgl_lowlatency.kernels.fault import DecodeStepFault, describe_fault
 from sgl_lowlatency.kernels.rank_group import MAX_VIRTUAL_RANKS, PEER_COPIES, RankGroup
-from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, virtual_workspaces
+from sgl_lowlatency.kernels.symmetric_workspace import views_of_ranks, virtual_workspaces
 
 __all__ = ["VirtualRanks", "virtual_groups"]
 
@@ -20,8 +20,7 @@ __all__ = ["VirtualRanks", "virtual_groups"]
 def virtual_groups(num_ranks: int, max_rows: int, hidden: int, num_tokens: int, device: torch.device) -> list[RankGroup]:
     """The RankGroup of every virtual rank, over workspaces in one device's memory. Raises ValueError for sizes out of range."""
     mapped = virtual_workspaces(num_ranks, max_rows, hidden, device, PEER_COPIES)
-    views = [MappedWorkspaces(rank, mapped.addresses, mapped.layout, mapped) for rank in range(num_ranks)]
-    return [RankGroup(view, num_tokens) for view in views]
+    return [RankGroup(view, num_tokens) for view in views_of_ranks(mapped)]
 
 
 class VirtualRanks:

@@ -33,7 +33,8 @@ SGL_ABI_FUNCTION int32_t tall_split_begin(int32_t k, int32_t splits, int32_t spl
 struct SliceBlockState {
   int32_t generation;      // of this launch, 0 or 1
   int32_t words_to_clear;  // of the other generation
-  int32_t reserved[2];
+  int32_t parity;          // of several ranks: of the words that this launch pushes (stages/pushed_tiles.hpp)
+  int32_t rows_to_clear;   // .. of the parity that the launch before has pushed
 };
 
 // Dynamic shared memory of one block: byte offsets, multiples of 16.

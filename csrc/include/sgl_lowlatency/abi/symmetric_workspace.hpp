@@ -74,6 +74,7 @@ enum PeerPhase : int32_t {
   kPeerOutProj = 2,
   kPeerDown = 3,
   kPeerNothing = 4,    // the rank gave up by itself: awaited is itself
+  kPeerWoB = 5,        // attention_out: sums of wo_b
 };
 
 // Why a rank gave up: `waiter` waited for `tile` of `awaited` in vain. Never 0.

@@ -3,10 +3,9 @@
 //   y = bf16(sum over splits of output);   R'[i] = bf16(post[i] y + sum_j comb[j][i] R[j])
 //   c = bf16(sum_k pre[k] R'[k]);   out = c / sqrt(mean(c^2) + norm_eps) * norm
 //
-// A warp takes 128 columns of a row. The place of a sum over ranks is between the sum over splits and its rounding.
+// A warp takes 128 columns of a row. Of several ranks the sum goes over theirs too, in front of its rounding (attention_out_ranks.hpp).
 #pragma once
-#include "sgl_lowlatency/stages/attention_out_state.hpp"
-#include "sgl_lowlatency/stages/split_sums.hpp"
+#include "sgl_lowlatency/stages/attention_out_ranks.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -34,7 +33,8 @@ SGL_UNROLL
 }
 
 // Streams of a piece, and its combined values, not yet normed, in `out`. Entry: all lanes of a consumer warp.
-SGL_DEVICE void post_piece(const AttentionOutParams& p, const AttnOutWords& words, int32_t row, int32_t piece) {
+template <class Params>
+SGL_DEVICE void post_piece(const Params& p, const SliceShared& s, const AttnOutWords& words, int32_t row, int32_t piece) {
   const int32_t lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, column = piece * 128 + lane * 4;
   float y[4], c[abi::kMixes], r[abi::kStreams][4], combined[4] = {};
   uint32_t pair[abi::kStreams][2];  // asked for before the waits
@@ -45,8 +45,7 @@ SGL_UNROLL
     for (int32_t i = 0; i < 2; ++i) pair[j][i] = dialect::load_plain(reinterpret_cast<const uint32_t*>(p.streams + stream(j)) + i);
   }
   await_coefficients(p, words, row, c);
-  await_split_sums(fault_sink(p), abi::kAttnOutEdgeOutput, words.output(), row * hidden + column, p.rows * hidden,
-                   attn_out_splits(p, abi::kAttnOutB), y);
+  take_output(p, s, words, row, column, y);
 SGL_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
     y[i] = dialect::to_float(dialect::to_bf16(y[i]));
@@ -54,23 +53,23 @@ SGL_UNROLL
     for (int32_t j = 0; j < abi::kStreams; ++j) r[j][i] = i % 2 == 0 ? low_float(pair[j][i / 2]) : high_float(pair[j][i / 2]);
   }
 SGL_UNROLL
-  for (int32_t s = 0; s < abi::kStreams; ++s) {
+  for (int32_t k = 0; k < abi::kStreams; ++k) {
     float next[4];
 SGL_UNROLL
     for (int32_t i = 0; i < 4; ++i) {
-      next[i] = c[abi::kStreams + s] * y[i];
+      next[i] = c[abi::kStreams + k] * y[i];
 SGL_UNROLL
       for (int32_t j = 0; j < abi::kStreams; ++j) {
-        next[i] += c[2 * abi::kStreams + (dialect::planted(dialect::Planted::kTransposedMix) ? s * 4 + j : j * 4 + s)] * r[j][i];
+        next[i] += c[2 * abi::kStreams + (dialect::planted(dialect::Planted::kTransposedMix) ? k * 4 + j : j * 4 + k)] * r[j][i];
       }
     }
-    uint32_t* const to = reinterpret_cast<uint32_t*>(p.streams_out + stream(s));
+    uint32_t* const to = reinterpret_cast<uint32_t*>(p.streams_out + stream(k));
 SGL_UNROLL
     for (int32_t i = 0; i < 2; ++i) {
       const uint32_t word = pack_bf16(next[2 * i], next[2 * i + 1]);
       dialect::store_plain(to + i, word);
-      combined[2 * i] += c[s] * low_float(word);
-      combined[2 * i + 1] += c[s] * high_float(word);
+      combined[2 * i] += c[k] * low_float(word);
+      combined[2 * i + 1] += c[k] * high_float(word);
     }
   }
   uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * hidden + column);

@@ -127,7 +127,17 @@ SGL_DEVICE void clear_pushed(const sync::Peers& peers, int32_t parity, int32_t r
   }
 }
 
-// What the next launch finds. Entry: one thread of the rank, after every block of its reduction is done.
+// Clears the vectors number first, first + step, .. of `parity`, whose first used_rows rows are in use.
+SGL_DEVICE void clear_rows(const sync::Peers& peers, int32_t parity, int32_t used_rows, int32_t first, int32_t step) {
+  uint32_t* const words = parity_words(peers.at, peers.workspaces[peers.rank], parity);
+  const int32_t of_tile = used_rows * (abi::kTileRows / 4), num_vectors = peers.at.num_ranks * (peers.at.hidden / abi::kTileRows) * of_tile;
+SGL_NO_UNROLL
+  for (int32_t i = first; i < num_vectors; i += step) {
+    dialect::clear_words(words + i / of_tile * (peers.at.max_rows * abi::kTileRows) + i % of_tile * 4);
+  }
+}
+
+// What the next launch finds. Entry: one thread of the rank, after every block that read the state is done.
 SGL_DEVICE void close_parity(const sync::Peers& peers, int32_t rows) {
   const uint64_t launch = dialect::load_plain(peers.state()->launches);
   dialect::store_plain(peers.state()->used_rows + parity_before(launch), 0);

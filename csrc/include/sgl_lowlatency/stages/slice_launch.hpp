@@ -6,9 +6,9 @@ namespace sgl_lowlatency::stages {
 
 // Positions, which generation it is and what is to be cleared, from what the launch in front has left. Entry: the block's first num_threads threads;
 // whoever reads what that launch wrote is behind this. Ends with the barrier `barrier` of theirs. A position without frequencies ends the launch, with
-// a record.
-template <class Params>
-SGL_DEVICE void begin_slice(const Params& p, const SliceShared& s, int32_t barrier, int32_t num_threads) {
+// a record. also(): what else thread 0 reads of it, in front of the barrier.
+template <class Params, class Also>
+SGL_DEVICE void begin_slice(const Params& p, const SliceShared& s, int32_t barrier, int32_t num_threads, const Also& also) {
   const int32_t thread = dialect::thread_idx();
   if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
   if (thread < p.rows) {
@@ -21,9 +21,14 @@ SGL_DEVICE void begin_slice(const Params& p, const SliceShared& s, int32_t barri
   }
   if (thread == 0) {
     const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
-    *s.state() = {generation, dialect::load_plain(p.state->used_words + (1 - generation)), {0, 0}};
+    *s.state() = {generation, dialect::load_plain(p.state->used_words + (1 - generation)), 0, 0};
+    also();
   }
   dialect::sync_named(barrier, num_threads);
+}
+template <class Params>
+SGL_DEVICE void begin_slice(const Params& p, const SliceShared& s, int32_t barrier, int32_t num_threads) {
+  begin_slice(p, s, barrier, num_threads, [] {});
 }
 
 // The mbarriers of the ring and the zero row. Entry: every thread of the block, which a barrier of all must follow.
@@ -52,15 +57,16 @@ SGL_NO_UNROLL
 }
 
 // The last block out closes the launch, which used so many words. Entry: one thread of each block, behind a barrier that follows the block's reads of
-// the state.
+// the state. True on the last block.
 template <class Params>
-SGL_DEVICE void close_slice(const Params& p, int32_t generation, int32_t used_words) {
+SGL_DEVICE bool close_slice(const Params& p, int32_t generation, int32_t used_words) {
   // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the stores below come after every block's reads of the state.
-  if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
+  if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return false;
   dialect::store_plain(p.state->exit_ticket, 0u);
   dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
   dialect::store_plain(p.state->used_words + generation, used_words);
   dialect::store_plain(p.state->used_words + (1 - generation), 0);
+  return true;
 }
 
 }  // namespace sgl_lowlatency::stages

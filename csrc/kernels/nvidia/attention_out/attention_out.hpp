@@ -8,12 +8,14 @@
 //           hidden] bf16.
 // Grid      at most one block an SM (all run at once), kAttnOutThreads threads each. kNTiles: of 8 rows, 1, 2, 4 or 6.
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 mixes the streams.
-// Phases    wo_a | the join of its splits, of more than 8 rows | wo_b | post and combine | norm.
-// Hand-over mixes, coefficients, latent rows, output and squares as words that are each their own flag, two generations that launches use in turn.
+// Phases    wo_a | the join of its splits, of more than 8 rows | wo_b | of several ranks the push of its sums | post and combine | norm.
+// Hand-over mixes, coefficients, latent rows, output and squares as words that are each their own flag, two generations that launches use in turn;
+//           between ranks wo_b's sums, as such words at system scope, three parities (stages/attention_out_ranks.hpp).
 // Residency all blocks must run at once; AttentionOut checks occupancy. A launch may begin before the one in front is over (PDL), and the next one
 //           before this is; launches of one workspace follow one another.
 #pragma once
 #include "sgl_lowlatency/stages/attention_out_phases.hpp"
+#include "sgl_lowlatency/stages/attention_out_ranks.hpp"
 #include "sgl_lowlatency/stages/hyper_mix.hpp"
 #include "sgl_lowlatency/stages/hyper_post.hpp"
 #include "sgl_lowlatency/stages/slice_launch.hpp"
@@ -24,8 +26,8 @@ namespace sgl_lowlatency::kernels {
 using namespace stages;
 
 // Entry: all consumer threads, after the barrier of begin_slice.
-template <int32_t kNTiles>
-SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceShared& s) {
+template <int32_t kNTiles, class Params>
+SGL_DEVICE void attention_out_consume(const Params& p, const SliceShared& s) {
   const AttnOutWords words = attn_out_words(p, s);
   SliceConsumer state;
   const auto pass = [&](abi::AttnOutPoint point) {
@@ -37,13 +39,16 @@ SGL_DEVICE void attention_out_consume(const AttentionOutParams& p, const SliceSh
   pass(abi::kAttnOutPointA);
   join_latent(p, words);
   pass(abi::kAttnOutPointJoin);
+  order_ranks_pushes(p);
   run_output<kNTiles>(p, s, words, state);
   pass(abi::kAttnOutPointB);
-  visit_pieces(p.rows, p.geometry.hidden, [&](int32_t row, int32_t piece) { post_piece(p, words, row, piece); });
+  push_output(p, s, words);
+  visit_pieces(p.rows, p.geometry.hidden, [&](int32_t row, int32_t piece) { post_piece(p, s, words, row, piece); });
+  order_ranks_reads(p);
   pass(abi::kAttnOutPointPost);
   visit_pieces(p.rows, p.geometry.hidden, [&](int32_t row, int32_t piece) { norm_piece(p, words, row, piece); });
   pass(abi::kAttnOutPointNorm);
-  if (dialect::thread_idx() == 0) close_slice(p, s.state()->generation, words.at.total_words);
+  if (dialect::thread_idx() == 0 && close_slice(p, s.state()->generation, words.at.total_words)) close_ranks(p);
 }
 
 // Entry: all lanes of the producer warp; one of them does the work.
@@ -57,9 +62,10 @@ SGL_DEVICE void produce_attention_out(const AttentionOutParams& p, const SliceSh
 }
 
 // Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and the zero row, and
-// then the roles part for good. The producer streams weights, which nobody writes, while the launch in front is still running.
-template <int32_t kNTiles>
-SGL_DEVICE void attention_out_body(const AttentionOutParams& p) {
+// then the roles part for good. The producer streams weights, which nobody writes, while the launch in front is still running. Params:
+// AttentionOutParams, or of a rank of several ParallelAttentionOutParams.
+template <int32_t kNTiles, class Params>
+SGL_DEVICE void attention_out_body(const Params& p) {
   const SliceShared s{p.shared};
   const int32_t thread = dialect::thread_idx(), warp = thread / 32;
   init_slice(s);
@@ -70,9 +76,10 @@ SGL_DEVICE void attention_out_body(const AttentionOutParams& p) {
     return;
   }
   constexpr int32_t kAllButTheProducer = 2;  // named barrier
-  begin_slice(p, s, kAllButTheProducer, abi::kAttnOutThreads - 32);
+  begin_slice(p, s, kAllButTheProducer, abi::kAttnOutThreads - 32, [&] { begin_ranks(p, s); });
   if (warp == abi::kAttnOutMixerWarp) {
     mix_streams(p, s);
+    clear_ranks_words(p, s);
   } else {
     attention_out_consume<kNTiles>(p, s);
   }
