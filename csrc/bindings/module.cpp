@@ -30,6 +30,7 @@ void bind_module(py::module_& m) {
   bind_symmetric_workspace(m);
   bind_epilogue_multicast(m);
   bind_parallel_step(m);
+  bind_parallel_moe(m);
   bind_monokernel(m);
 }
 

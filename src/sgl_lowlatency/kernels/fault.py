@@ -56,7 +56,9 @@ class EpilogueMulticastFault(RuntimeError):
     """The same of epilogue_multicast; of several ranks, their messages one after the other."""
 
 
-_PEER_OPS = {_C.abi.kPeerTiles: "", _C.abi.kPeerOutProj: " of out_proj", _C.abi.kPeerDown: " of down"}
+_PEER_OPS = {
+    _C.abi.kPeerTiles: "", _C.abi.kPeerOutProj: " of out_proj", _C.abi.kPeerDown: " of down", _C.abi.kPeerExperts: " of the experts",
+}  # fmt: skip
 
 
 def describe_part(rank: int, layer: int, tile: int, phase: int) -> str:
@@ -78,7 +80,8 @@ def describe_fault(record, kernel: str = "decode_step") -> str:
         waiter, awaited, layer, tile, phase = _C.abort_reason(record.waited_ns)
         meanwhile = f", while it waited for {own}" if own else ""
         if phase == _C.abi.kPeerNothing:
-            return f"{kernel} stopped: {block}: rank {waiter} stopped by itself in layer {layer}{meanwhile}"
+            where = "" if kernel == "fused_moe" else f" in layer {layer}"  # fused_moe's own records have an op there
+            return f"{kernel} stopped: {block}: rank {waiter} stopped by itself{where}{meanwhile}"
         return f"{kernel} stopped: {block}: rank {waiter} gave up waiting for {describe_part(awaited, layer, tile, phase)}{meanwhile}"
     if kind == "bad_expert_id":
         return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
@@ -123,6 +126,8 @@ def describe_draft_fault(record) -> str:
 def describe_moe_fault(record) -> str:
     """As describe_fault, of a record that fused_moe left."""
     kind = _KIND_NAMES[record.kind]
+    if kind in ("peer_tile", "peer_abort"):
+        return describe_fault(record, "fused_moe")
     waited = f"fused_moe stopped: rank {record.rank}, SM {record.sm}, block {record.block} waited {record.waited_ns / 1e9:.2f} s"
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 
 from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
@@ -35,7 +34,5 @@ class RankGroup:
             params.set_workspace(rank, address)
 
     def name_in(self, record: int, at: int) -> None:
-        """Lets the fault record at address `record` name the group, whose abi::PeerGroup is put at address `at`: host memory that the device sees."""
-        packed = _C.pack_peer_group(self.rank, self.workspaces.layout, list(self.workspaces.addresses))
-        ctypes.memmove(at, packed, len(packed))
-        ctypes.c_uint64.from_address(record + _C.abi.kFaultGroupOffset).value = at
+        """MappedWorkspaces.name_in, of the step's."""
+        self.workspaces.name_in(record, at)

@@ -37,6 +37,12 @@ class MappedWorkspaces:
     owner: object
     multicast: int = 0
 
+    def name_in(self, record: int, at: int) -> None:
+        """Lets the fault record at address `record` name the group, whose abi::PeerGroup is put at address `at`: host memory that the device sees."""
+        packed = _C.pack_peer_group(self.rank, self.layout, list(self.addresses))
+        ctypes.memmove(at, packed, len(packed))
+        ctypes.c_uint64.from_address(record + _C.abi.kFaultGroupOffset).value = at
+
 
 def prepare(memory: torch.Tensor, layout: Any) -> None:
     """Puts a workspace, uint8 [layout.total_bytes], into its first state: words that are their own flags unwritten, all in front of them zero."""
@@ -94,12 +100,15 @@ def copy_from_device(address: int, num_bytes: int) -> bytes:
     return _C.copy_from_device(address, num_bytes)
 
 
-def virtual_workspaces(num_ranks: int, max_rows: int, hidden: int, device: torch.device, copies: int = PARITIES) -> MappedWorkspaces:
-    """Workspaces of `num_ranks` virtual ranks in one device's memory. copies: of the tiles' buffer. Raises ValueError for sizes out of range."""
+def virtual_workspaces(
+    num_ranks: int, max_rows: int, hidden: int, device: torch.device, copies: int = PARITIES, most_rows: int = _C.abi.kMaxPushedRows
+) -> MappedWorkspaces:
+    """Workspaces of `num_ranks` virtual ranks in one device's memory. copies: of the tiles' buffer. most_rows: of the kernel's launches. Raises
+    ValueError for sizes out of range."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"num_ranks {num_ranks} is outside 1..{MAX_RANKS}")
-    if not 1 <= max_rows <= _C.abi.kMaxPushedRows:
-        raise ValueError(f"max_rows {max_rows} is outside 1..{_C.abi.kMaxPushedRows}")
+    if not 1 <= max_rows <= most_rows:
+        raise ValueError(f"max_rows {max_rows} is outside 1..{most_rows}")
     if hidden % abi.TILE_ROWS or not 0 < hidden <= _C.abi.kMaxReducedHidden:
         raise ValueError(f"hidden {hidden} is not a multiple of {abi.TILE_ROWS} up to {_C.abi.kMaxReducedHidden}")
     layout = symmetric_layout(num_ranks, max_rows, hidden, copies)
