@@ -107,7 +107,8 @@ class MoeRanks:
 
     def stream(self, rows, seed=0, planted=0, starvation=-1, launches=None, slowness=(), rows_of=None, grids=None, check_order=True):
         """Launches of `rows` in one emulation, each rank running on by itself, from a fresh beginning. launches: a rank's number of them each, all by
-        default. rows_of: {rank: rows of all of its launches}, for ranks that disagree. grids: a rank's blocks each.
+        default. rows_of: {rank: rows of all of its launches}, for ranks that disagree. grids: a rank's blocks each. The
+        launch's number is the layer's.
 
         Returns (report, faults in words or None by rank, [rank][launch] outputs).
         """
@@ -120,7 +121,9 @@ class MoeRanks:
                 x, out = self.inputs(max(rows), launch)[0][:count].contiguous(), self.empty(count)[0]
                 keep.append(x)
                 of_rank.append(out)
-                stream.append(_C.abi.ParallelMoeParams(kernel.params(layer, x, out)))
+                params = _C.abi.ParallelMoeParams(kernel.params(layer, x, out))
+                params.layer = launch
+                stream.append(params)
             streams.append(stream)
             outs.append(of_rank)
             if check_order:
