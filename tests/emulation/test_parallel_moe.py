@@ -1,6 +1,8 @@
 """fused_moe on 2, 4 and 8 emulated ranks: the sum through the numerics gate, one rank's choices, the same bits on every rank. Oracle: the shards' sum in
 float64 (reference/fused_moe.py)."""
 
+import multiprocessing
+
 import pytest
 import torch
 from fused_moe_cases import Moe
@@ -8,6 +10,7 @@ from parallel_moe_cases import MoeRanks, same_bits, same_record
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.fused_moe import FusedMoe
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, prepare
 from sgl_lowlatency.kernels.virtual_moe import VirtualMoe, virtual_moe_workspaces
 
 SHAPES = [  # ranks, their sizes, rows of the launches on one set of workspaces
@@ -62,6 +65,36 @@ def test_a_row_has_the_same_bits_in_every_repeat_and_beside_any_others(num_ranks
         ranks.ranks.emulation.seed = 50 + repeat
         ranks.run(x[rows].contiguous())
         assert all(same_bits(out, together[rows]) for out in ranks.outs), repeat
+
+
+def test_ranks_that_are_processes():
+    """FusedMoe.launch of each, over memory that both have mapped: a server's ranks on CPUs."""
+    ranks, rows = MoeRanks(2, 128, num_experts=16, top_k=2, max_rows=3, deadline_s=60.0), (3, 1, 2, 1)
+    inputs = [ranks.inputs(count, launch)[0] for launch, count in enumerate(rows)]
+    wanted = []
+    for x in inputs:
+        ranks.run(x)
+        wanted.append(ranks.outs[0])
+    layout = ranks.kernels[0].symmetric.layout
+    memory = [torch.empty(layout.total_bytes, dtype=torch.uint8).share_memory_() for _ in range(2)]
+    assert all(one.data_ptr() % 128 == 0 for one in memory)
+    for one in memory:
+        prepare(one, layout)
+    outs = [[torch.zeros(count, 128, dtype=torch.bfloat16).share_memory_() for count in rows] for _ in range(2)]
+
+    def run(rank):
+        symmetric = MappedWorkspaces(rank, tuple(one.data_ptr() for one in memory), layout, memory)
+        kernel = FusedMoe(128, 128, 16, 2, 3, ranks.device, 2, 60.0, symmetric=symmetric)
+        layer = kernel.prepare(ranks.shards[rank])
+        for x, out in zip(inputs, outs[rank], strict=True):
+            kernel.launch(layer, x, out)
+
+    other = multiprocessing.get_context("fork").Process(target=run, args=(1,))
+    other.start()
+    run(0)
+    other.join(60)
+    assert other.exitcode == 0
+    assert all(same_bits(out, one) for of_rank in outs for out, one in zip(of_rank, wanted, strict=True))
 
 
 def test_what_a_launch_leaves_in_the_workspaces():
