@@ -28,8 +28,8 @@ class MoeRanks:
     """num_ranks ranks of one layer, each with `share` channels of every expert. Outputs and records are of the newest launch, a rank's each."""
 
     def __init__(
-        self, num_ranks, hidden=256, share=128, num_experts=32, top_k=3, max_rows=48, grid=2, device="cpu", emulation=None, weights=None, deadline_s=2.0,
-        **kwargs,
+        self, num_ranks, hidden=256, share=128, num_experts=32, top_k=3, max_rows=48, grid=2, device="cpu", emulation=None, weights=None,
+        deadline_s=2.0, **kwargs,
     ):  # fmt: skip
         self.device, self.num_ranks, self.grid, self.deadline_s = torch.device(device), num_ranks, grid, deadline_s
         self.hidden, self.num_experts, self.top_k, self.max_rows = hidden, num_experts, top_k, max_rows
@@ -86,8 +86,8 @@ class MoeRanks:
             torch.cuda.synchronize(self.device)
 
     def problems(self, x, token_ids=None, num_live_rows=None):
-        """What is wrong with the newest launch: output through the numerics gate, choices by the rule on the kernel's own logits, all of it bitwise the
-        same on every rank."""
+        """What is wrong with the newest launch: output through the numerics gate, choices by the rule on the kernel's own logits, all of it bitwise
+        the same on every rank."""
         found, rows, record = [], x.shape[0], self.records[0]
         for rank in range(1, self.num_ranks):
             found += [] if same_bits(self.outs[rank], self.outs[0]) else [f"rank {rank} has not rank 0's output"]
@@ -131,7 +131,8 @@ class MoeRanks:
                 regions += [(f"rank {rank} {name}", *rest) for name, *rest in used if name != "out"]
                 regions += [(f"rank {rank} out {i}", out.data_ptr(), out.numel() * 2, True) for i, out in enumerate(of_rank)]
         report = _C.parallel_moe_emulate(
-            streams, grids or [self.grid] * self.num_ranks, slowness=list(slowness), seed=seed, planted=planted, starvation=starvation, regions=regions
+            streams, grids or [self.grid] * self.num_ranks, slowness=list(slowness), seed=seed, planted=planted, starvation=starvation,
+            regions=regions,
         )
         records = [kernel.fault() for kernel in self.kernels]
         return report, [None if record is None else describe_moe_fault(record) for record in records], outs

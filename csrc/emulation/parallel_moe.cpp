@@ -14,7 +14,8 @@ Report parallel_moe(const std::vector<MoeStream>& streams, const Options& option
     if (!stream.launches.empty()) kernels.push_back({1, 32, 0, [] {}});
     for (const abi::ParallelMoeParams& launch : stream.launches) {
       launch::check_parallel_moe(launch, stream.grid);
-      kernels.push_back({stream.grid, abi::kMoeThreads, static_cast<size_t>(launch.shared.total_bytes), [&launch] { kernels::fused_moe_body(launch); }});
+      const size_t shared_bytes = static_cast<size_t>(launch.shared.total_bytes);
+      kernels.push_back({stream.grid, abi::kMoeThreads, shared_bytes, [&launch] { kernels::fused_moe_body(launch); }});
     }
   }
   return launch_ranks(ranks, options);

@@ -1,5 +1,5 @@
-"""fused_moe on 2, 4 and 8 emulated ranks: the sum through the numerics gate, one rank's choices, the same bits on every rank. Oracle: the shards' sum in
-float64 (reference/fused_moe.py)."""
+"""fused_moe on 2, 4 and 8 emulated ranks: the sum through the numerics gate, one rank's choices, the same bits on every rank. Oracle: the shards'
+sum in float64 (reference/fused_moe.py)."""
 
 import multiprocessing
 

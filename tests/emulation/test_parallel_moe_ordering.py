@@ -1,4 +1,5 @@
-"""fused_moe's ranks under adversarial schedules: no access that nothing orders, no deadlock, the same bits; planted faults and dead ranks are named."""
+"""fused_moe's ranks under adversarial schedules: no access that nothing orders, no deadlock, the same bits; planted faults and dead ranks are
+named."""
 
 import re
 
@@ -155,7 +156,8 @@ def test_a_rank_that_comes_too_late_finds_that_the_others_have_given_up():
         late, out = stream.kernels[1], stream.empty(1)[0]
         report = _C.parallel_moe_emulate([[late.params(stream.layers[1], stream.inputs(1)[0], out)]], [stream.grid], seed=seed)
         text = describe_moe_fault(late.fault())
-        assert report.status == "trapped" and re.search(r": rank [023] gave up waiting for rank 1's part of tile \d of the experts of layer 0$", text), text
+        assert report.status == "trapped"
+        assert re.search(r": rank [023] gave up waiting for rank 1's part of tile \d of the experts of layer 0$", text), text
         assert bool(out.isnan().all())
 
 
@@ -168,9 +170,11 @@ def test_ranks_that_disagree_on_rows_stop():
 
 
 def test_a_rank_that_stops_by_itself_tells_the_others():
-    """Activations of tile 0 of the shared expert are withheld on both ranks, but rank 0 finds its own written: it waits for rank 1, whose deadline passes."""
+    """Activations of tile 0 of the shared expert are withheld on both ranks, but rank 0 finds its own written: it waits for rank 1, whose deadline
+    passes."""
     for seed in range(4):
-        ranks = MoeRanks(2, 128, num_experts=16, top_k=1, max_rows=1, grid=2, deadline_s=1000.0, emulation=options(seed=seed, planted=WITHHELD_SIGNAL))
+        how = options(seed=seed, planted=WITHHELD_SIGNAL)
+        ranks = MoeRanks(2, 128, num_experts=16, top_k=1, max_rows=1, grid=2, deadline_s=1000.0, emulation=how)
         ranks.layers[1].params.deadline_ns = 1_000_000
         at = _C.moe_handover(_C.abi.MoeGeometry(128, 128, 16, 1), 1).activation
         ranks.kernels[0]._workspace[at : at + 8] = 0
@@ -198,5 +202,6 @@ def test_a_launch_behind_an_abort_ends_at_once():
         kernel._workspace.fill_(-1)
     report = _C.parallel_moe_emulate([[one] for one in params], [2, 2])
     assert report.status == "trapped" and report.virtual_ns < 100e9
-    assert len(ranks.ranks.faults()) == 2 and all("gave up waiting for rank 0's part of tile 0 of the experts" in text for text in ranks.ranks.faults())
+    texts = ranks.ranks.faults()
+    assert len(texts) == 2 and all("gave up waiting for rank 0's part of tile 0 of the experts" in text for text in texts)
     assert all(out.isnan().all() for out in outs)

@@ -38,8 +38,8 @@ def rank_intermediate(intermediate: int, num_ranks: int) -> int:
     share, rest = divmod(intermediate, num_ranks)
     if rest or share % _C.abi.kMoeStepK or not 0 < share <= MAX_INTERMEDIATE:
         raise ValueError(
-            f"intermediate {intermediate} over {num_ranks} ranks is {intermediate / num_ranks:g} channels a rank, not a multiple of {_C.abi.kMoeStepK} up "
-            f"to {MAX_INTERMEDIATE}: FP4 is stored in blocks of so many; use fewer ranks, or expert parallelism"
+            f"intermediate {intermediate} over {num_ranks} ranks is {intermediate / num_ranks:g} channels a rank, not a multiple of "
+            f"{_C.abi.kMoeStepK} up to {MAX_INTERMEDIATE}: FP4 is stored in blocks of so many; use fewer ranks, or expert parallelism"
         )
     return share
 
@@ -87,8 +87,8 @@ class FusedMoe:
     wait in the kernel. Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
 
     symmetric: of a tensor-parallel group, whose rank `symmetric.rank` this object is: workspaces of `hidden`, at least max_rows and three copies, for
-    this kernel alone. intermediate and weights are then the rank's share (rank_intermediate), router and biases whole. All ranks launch the same rows in
-    the same order; out is the sum over ranks, the same bits on each. A wait for a rank lasts half of deadline_s.
+    this kernel alone. intermediate and weights are then the rank's share (rank_intermediate), router and biases whole. All ranks launch the same
+    rows in the same order; out is the sum over ranks, the same bits on each. A wait for a rank lasts half of deadline_s.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class FusedMoe:
         return _C.moe_smem(self._geometry, self.max_rows).total_bytes
 
     def prepare(self, weights: FusedMoeWeights, layer: int = 0):
-        """A layer for `launch`. Reads every scale once. layer: its number in fault records of ranks, 0..65535. Raises ValueError naming the tensor that
-        does not fit."""
+        """A layer for `launch`. Reads every scale once. layer: its number in fault records of ranks, 0..65535. Raises ValueError naming the tensor
+        that does not fit."""
         self._require_weights(weights)
         params = _C.abi.FusedMoeParams() if self.symmetric is None else _C.abi.ParallelMoeParams()
         if self.symmetric is not None:
@@ -200,7 +200,7 @@ class FusedMoe:
         record: RoutingRecord | None = None,
         trace: torch.Tensor | None = None,
     ):
-        """abi::FusedMoeParams of a launch, of a rank abi::ParallelMoeParams: the layer's own, until its next launch. Raises ValueError as launch does."""
+        """abi::FusedMoeParams of a launch, of a rank abi::ParallelMoeParams: the layer's own, until its next launch. Raises as launch does."""
         rows = x.shape[0]
         if not 1 <= rows <= self.max_rows:
             raise ValueError(f"rows {rows} is outside 1..{self.max_rows}")

@@ -26,8 +26,8 @@ def virtual_moe_workspaces(num_ranks: int, max_rows: int, hidden: int, device: t
 class VirtualMoe:
     """Launches fused_moe of all ranks of a group at once: on CUDA in one launch, whose grid all of them share; in emulation as GPUs of their own.
 
-    kernels: of rank 0, 1, .., on one device, of one grid. emulation: of the launches; the kernels' own is not looked at. Raises ValueError for kernels
-    that are not a group's, and on CUDA RuntimeError when their blocks cannot be resident at once.
+    kernels: of rank 0, 1, .., on one device, of one grid. emulation: of the launches; the kernels' own is not looked at. Raises ValueError for
+    kernels that are not a group's, and on CUDA RuntimeError when their blocks cannot be resident at once.
     """
 
     def __init__(self, kernels: Sequence[FusedMoe], emulation: EmulationOptions | None = None):
@@ -46,8 +46,8 @@ class VirtualMoe:
                 raise RuntimeError(f"{len(kernels)} virtual ranks of {self.grid} blocks need more than the {blocks} that this GPU holds")
 
     def launch(self, layers: Sequence[Any], arguments: Sequence[Mapping[str, Any]], stream: int = 0) -> None:
-        """One launch of every rank. layers: what each rank's FusedMoe.prepare gave. arguments: of each, what FusedMoe.params takes beside it, rows alike.
-        Raises as FusedMoe.launch."""
+        """One launch of every rank. layers: what each rank's FusedMoe.prepare gave. arguments: of each, what FusedMoe.params takes beside it, rows
+        alike. Raises as FusedMoe.launch."""
         params = [kernel.params(layer, **one) for kernel, layer, one in zip(self.kernels, layers, arguments, strict=True)]
         _C.check_virtual_moe(params, self.grid)
         if self.device.type == "cuda":
@@ -59,7 +59,8 @@ class VirtualMoe:
         if options.check_order:
             regions = self.regions([one["out"] for one in arguments])
         self.last_report = report = _C.parallel_moe_emulate(
-            [[one] for one in params], [self.grid] * len(params), seed=options.seed, planted=options.planted, starvation=options.starvation, regions=regions
+            [[one] for one in params], [self.grid] * len(params), seed=options.seed, planted=options.planted, starvation=options.starvation,
+            regions=regions,
         )
         if faults := self.faults():
             raise FusedMoeFault("; ".join(faults))

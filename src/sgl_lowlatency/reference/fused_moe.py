@@ -116,8 +116,8 @@ def standard_logits(weights: FusedMoeWeights, x: torch.Tensor) -> torch.Tensor:
 
 
 def shard(weights: FusedMoeWeights, rank: int, num_ranks: int) -> FusedMoeWeights:
-    """What SGLang's loader leaves rank `rank` of a tensor-parallel group: of every expert its rows of gate and of up and its columns of down, of the shared
-    one too; router and biases are whole. Blocks of interleaved FP4 are 64 rows and 128 columns at most, so that a share of them is a slice."""
+    """What SGLang's loader leaves rank `rank` of a tensor-parallel group: of every expert its rows of gate and of up and its columns of down, of the
+    shared one too; router and biases are whole. Blocks of interleaved FP4 are 64 rows and 128 columns at most, so that a share of them is a slice."""
 
     def rows(tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """Of both halves of dimension `dim` the share."""
@@ -134,7 +134,9 @@ def shard(weights: FusedMoeWeights, rank: int, num_ranks: int) -> FusedMoeWeight
     )  # fmt: skip
 
 
-def outputs_of_ranks(shards: Sequence[FusedMoeWeights], x: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As outputs, of a tensor-parallel group: (the sum of the shards' oracles float64, the sum of their standard paths rounded as an all-reduce rounds it)."""
+def outputs_of_ranks(
+    shards: Sequence[FusedMoeWeights], x: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As outputs, of a tensor-parallel group: (the sum of the shards' oracles float64, the fp32 sum of their standard paths rounded to bf16)."""
     parts = [outputs(one, x, ids, factors) for one in shards]
     return sum(oracle for oracle, _ in parts), torch.stack([standard.float() for _, standard in parts]).sum(0).bfloat16()

@@ -35,7 +35,8 @@ def test_channels_of_a_rank():
     assert [rank_intermediate(2304, 1), rank_intermediate(2304, 2)] == [2304, 1152]
     assert [rank_intermediate(2048, num_ranks) for num_ranks in (2, 4, 8)] == [1024, 512, 256]
     for num_ranks, share in ((4, "576"), (8, "288"), (5, "460.8")):
-        with pytest.raises(ValueError, match=f"^intermediate 2304 over {num_ranks} ranks is {share} channels a rank, not a multiple of 128 up to 2560"):
+        words = f"^intermediate 2304 over {num_ranks} ranks is {share} channels a rank, not a multiple of 128 up to 2560"
+        with pytest.raises(ValueError, match=words):
             rank_intermediate(2304, num_ranks)
     with pytest.raises(ValueError, match="^intermediate 8192 over 2 ranks is 4096 channels a rank, not a multiple of 128 up to 2560"):
         rank_intermediate(8192, 2)
@@ -60,7 +61,8 @@ def test_a_rank_knows_its_group_and_one_alone_has_none():
 
 def test_what_a_rank_waits_for_is_named():
     def record(kind, **fields):
-        return SimpleNamespace(kind=_C.abi.kFaultKinds[kind], **{"rank": 1, "sm": 5, "block": 6, "layer": 9, "edge": 3, "seen": 1, "waited_ns": 0} | fields)
+        defaults = {"rank": 1, "sm": 5, "block": 6, "layer": 9, "edge": 3, "seen": 1, "waited_ns": 0}
+        return SimpleNamespace(kind=_C.abi.kFaultKinds[kind], **defaults | fields)
 
     where, part = "fused_moe stopped: rank 1, SM 5, block 6", _C.abi.kPeerExperts << 24 | 17
     waited = record("peer_tile", expected=part, waited_ns=1_500_000_000)

@@ -1,6 +1,6 @@
-// The sums of a tensor-parallel fused_moe: a rank's part of a row's columns goes from registers to every rank's workspace, and whoever pushed it takes
-// all ranks' words of the same columns, adds them in rank order and rounds once. The functions that a launch of one rank has nothing to do in are here
-// beside those of ranks, by the parameters' type.
+// The sums of a tensor-parallel fused_moe: a rank's part of a row's columns goes from registers to every rank's workspace, and whoever pushed it
+// takes all ranks' words of the same columns, adds them in rank order and rounds once. The functions that a launch of one rank has nothing to do in
+// are here beside those of ranks, by the parameters' type.
 //
 // Words are data and flag at once, at system scope (stages/pushed_tiles.hpp). Launches take three parities of them in turn; DESIGN.md of
 // kernels/nvidia/fused_moe argues why no store to them is early.
@@ -15,7 +15,8 @@ using abi::ParallelMoeParams;
 
 SGL_DEVICE sync::Peers peers_of(const ParallelMoeParams& p) { return {p.symmetric, p.workspaces, p.rank}; }
 
-// A wait for a rank has half the deadline: a block that waits for words of its own rank as long would give up beside it, and could not say whom to blame.
+// A wait for a rank has half the deadline: a block that waits for words of its own rank as long would give up beside it, and could not say whom to
+// blame.
 SGL_DEVICE sync::FaultSink peer_sink(const ParallelMoeParams& p) { return {p.fault, p.rank, p.deadline_ns / 2}; }
 
 // What a launch finds of its rank's workspace: the parity that it takes, and rows of the one before that are not clear. Ends the launch where a rank
@@ -68,8 +69,8 @@ SGL_NO_UNROLL
   });
 }
 
-// out = combine_moe's sums; of ranks, the sum of theirs in rank order. Of these, all of a thread's columns are pushed before it takes the first ones, and
-// the clears fall into the trip. Entry: all consumer threads, behind order_sums.
+// out = combine_moe's sums; of ranks, the sum of theirs in rank order. Of these, all of a thread's columns are pushed before it takes the first ones,
+// and the clears fall into the trip. Entry: all consumer threads, behind order_sums.
 SGL_DEVICE void sum_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words) {
   combine_moe(p, s, words, [&](int32_t row, int32_t column, const float (&sum)[4]) { store_moe_sum(p, row, column, sum); });
 }

@@ -79,9 +79,9 @@ SGL_DEVICE void begin_moe(const Params& p, const MoeShared& s) {
   dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
 }
 
-// Params: FusedMoeParams, or ParallelMoeParams of a rank. Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the
-// init fence does to the copies, and then the roles part for good. The producer streams weights, which nobody writes, while the launch in front is
-// still running.
+// Params: FusedMoeParams, or ParallelMoeParams of a rank. Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as
+// the init fence does to the copies, and then the roles part for good. The producer streams weights, which nobody writes, while the launch in front
+// is still running.
 template <class Params>
 SGL_DEVICE void fused_moe_body(const Params& p) {
   const MoeShared s{p.shared};
