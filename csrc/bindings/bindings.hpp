@@ -48,6 +48,7 @@ void bind_symmetric_workspace(py::module_& m);
 void bind_epilogue_multicast(py::module_& m);
 void bind_parallel_step(py::module_& m);
 void bind_parallel_attention_out(py::module_& m);
+void bind_parallel_moe(py::module_& m);
 void bind_monokernel(py::module_& m);
 
 }  // namespace sgl_lowlatency

@@ -31,6 +31,7 @@ void bind_module(py::module_& m) {
   bind_epilogue_multicast(m);
   bind_parallel_step(m);
   bind_parallel_attention_out(m);
+  bind_parallel_moe(m);
   bind_monokernel(m);
 }
 

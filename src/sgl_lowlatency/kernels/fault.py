@@ -57,7 +57,10 @@ class EpilogueMulticastFault(RuntimeError):
     """The same of epilogue_multicast; of several ranks, their messages one after the other."""
 
 
-_PEER_OPS = {_C.abi.kPeerTiles: "", _C.abi.kPeerOutProj: " of out_proj", _C.abi.kPeerDown: " of down", _C.abi.kPeerWoB: " of wo_b"}
+_PEER_OPS = {
+    _C.abi.kPeerTiles: "", _C.abi.kPeerOutProj: " of out_proj", _C.abi.kPeerDown: " of down", _C.abi.kPeerWoB: " of wo_b",
+    _C.abi.kPeerExperts: " of the experts",
+}  # fmt: skip
 
 
 def describe_part(rank: int, layer: int, tile: int, phase: int) -> str:
@@ -67,15 +70,17 @@ def describe_part(rank: int, layer: int, tile: int, phase: int) -> str:
     return f"rank {rank}'s part of tile {tile}{_PEER_OPS[phase]} of layer {layer}"
 
 
-def _describe_peers(record, stopped: str) -> str:
-    """Of a record that concerns another rank. Its edge is the rank that was waited for, expected the tile and its phase. stopped: what stopped where."""
+def _describe_peers(record, kernel: str, block: str) -> str:
+    """Of a record that concerns another rank. Its edge is the rank that was waited for, expected the tile and its phase."""
+    stopped = f"{kernel} stopped: {block}"
     own = describe_part(record.edge, record.layer, record.expected & 0xFFFFFF, record.expected >> 24) if record.edge >= 0 else None
     if _KIND_NAMES[record.kind] == "peer_tile":
         return f"{stopped} waited {record.waited_ns / 1e9:.2f} s for {own}"
     waiter, awaited, layer, tile, phase = _C.abort_reason(record.waited_ns)
     meanwhile = f", while it waited for {own}" if own else ""
     if phase == _C.abi.kPeerNothing:
-        return f"{stopped}: rank {waiter} stopped by itself in layer {layer}{meanwhile}"
+        where = "" if kernel == "fused_moe" else f" in layer {layer}"  # fused_moe's own records have an op there
+        return f"{stopped}: rank {waiter} stopped by itself{where}{meanwhile}"
     return f"{stopped}: rank {waiter} gave up waiting for {describe_part(awaited, layer, tile, phase)}{meanwhile}"
 
 
@@ -85,7 +90,7 @@ def describe_fault(record, kernel: str = "decode_step") -> str:
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
     signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
     if kind in _PEER_KINDS:
-        return _describe_peers(record, f"{kernel} stopped: {block}")
+        return _describe_peers(record, kernel, block)
     if kind == "bad_expert_id":
         return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
     if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer
@@ -129,6 +134,8 @@ def describe_draft_fault(record) -> str:
 def describe_moe_fault(record) -> str:
     """As describe_fault, of a record that fused_moe left."""
     kind = _KIND_NAMES[record.kind]
+    if kind in ("peer_tile", "peer_abort"):
+        return describe_fault(record, "fused_moe")
     waited = f"fused_moe stopped: rank {record.rank}, SM {record.sm}, block {record.block} waited {record.waited_ns / 1e9:.2f} s"
     if kind in ("ring_full", "ring_empty"):
         what = "weights to arrive in" if kind == "ring_full" else "the consumers to free"

@@ -1,4 +1,4 @@
-"""fused_moe: the MoE of a DeepSeek-V4.1 layer, router to combined output, in one persistent launch.
+"""fused_moe: the MoE of a DeepSeek-V4.1 layer, router to combined output, in one persistent launch; or a rank's share of it, and the sum over ranks.
 
 CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
 """
@@ -15,9 +15,10 @@ from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import FusedMoeFault, describe_moe_fault
-from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.host_words import FAULT_BYTES, GROUP_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, MappedWorkspaces
 
-__all__ = ["MAX_ROWS", "MAX_TOP_K", "POINTS", "FusedMoe", "FusedMoeWeights", "RoutingRecord"]
+__all__ = ["MAX_ROWS", "MAX_TOP_K", "POINTS", "FusedMoe", "FusedMoeWeights", "RoutingRecord", "rank_intermediate"]
 
 MAX_ROWS: int = _C.abi.kMoeMaxRows
 MAX_TOP_K: int = _C.abi.kMoeMaxTopK
@@ -28,6 +29,19 @@ MAX_SCALE_BYTE: int = _C.abi.kMoeMaxScaleByte  # e8m0, of FP4: 2^1
 MAX_SHARED_SCALE = 2.0**7  # of FP8
 MIN_SHARED_SCALE = 2.0**-100
 _SMEM_BYTES = 232448  # of one block on sm_90a, sm_100a and sm_103a
+
+
+def rank_intermediate(intermediate: int, num_ranks: int) -> int:
+    """Channels of every expert, and of the shared one, that each of num_ranks ranks has. Raises ValueError where the kernel has no tiles for them."""
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise ValueError(f"num_ranks {num_ranks} is outside 1..{MAX_RANKS}")
+    share, rest = divmod(intermediate, num_ranks)
+    if rest or share % _C.abi.kMoeStepK or not 0 < share <= MAX_INTERMEDIATE:
+        raise ValueError(
+            f"intermediate {intermediate} over {num_ranks} ranks is {intermediate / num_ranks:g} channels a rank, not a multiple of "
+            f"{_C.abi.kMoeStepK} up to {MAX_INTERMEDIATE}: FP4 is stored in blocks of so many; use fewer ranks, or expert parallelism"
+        )
+    return share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +85,10 @@ class FusedMoe:
 
     geometry: of `weights`' shapes; every layer has them. max_rows: of a launch, up to MAX_ROWS. grid: blocks, at most one an SM. deadline_s: of every
     wait in the kernel. Raises ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
+
+    symmetric: of a tensor-parallel group, whose rank `symmetric.rank` this object is: workspaces of `hidden`, at least max_rows and three copies, for
+    this kernel alone. intermediate and weights are then the rank's share (rank_intermediate), router and biases whole. All ranks launch the same
+    rows in the same order; out is the sum over ranks, the same bits on each. A wait for a rank lasts half of deadline_s.
     """
 
     def __init__(
@@ -85,15 +103,18 @@ class FusedMoe:
         deadline_s: float,
         rank: int = 0,
         emulation: EmulationOptions | None = None,
+        symmetric: MappedWorkspaces | None = None,
     ):
         self.device = kernel_device(device)
         self.hidden, self.intermediate, self.num_experts, self.top_k = hidden, intermediate, num_experts, top_k
-        self.max_rows, self.grid = max_rows, grid
+        self.max_rows, self.grid, self.symmetric = max_rows, grid, symmetric
         if not 1 <= max_rows <= MAX_ROWS:
             raise ValueError(f"max_rows {max_rows} is outside 1..{MAX_ROWS}")
         for name, value, most in (("hidden", hidden, MAX_HIDDEN), ("intermediate", intermediate, MAX_INTERMEDIATE)):
             if not 0 < value <= most or value % _C.abi.kMoeStepK:
                 raise ValueError(f"{name} {value} is not a multiple of {_C.abi.kMoeStepK} up to {most}")
+        if symmetric is not None:
+            rank = self._require_symmetric(symmetric, rank)
         self.emulation = emulation or EmulationOptions()
         self.last_report = None  # of the newest emulated launch
         self._failure: str | None = None
@@ -101,26 +122,38 @@ class FusedMoe:
         self._words = _C.moe_handover(self._geometry, max_rows).total_words
         self._workspace = torch.full((2 * self._words,), -1, dtype=torch.int32, device=self.device)  # abi::kUnwritten
         self._state = torch.zeros(_C.abi.kMoeStateBytes, dtype=torch.uint8, device=self.device)
-        self._host = HostWords(self.device, FAULT_BYTES)
+        self._host = HostWords(self.device, FAULT_BYTES + GROUP_BYTES)  # the fault record, whom it must tell
+        if symmetric is not None:
+            symmetric.name_in(self._host.address, self._host.address + FAULT_BYTES)
         self._deadline_ns, self._rank = int(deadline_s * 1e9), rank
         shared_bytes = _C.moe_smem(self._geometry, max_rows).total_bytes
         if shared_bytes > _SMEM_BYTES:
             raise ValueError(f"hidden {hidden} and intermediate {intermediate} need {shared_bytes} bytes of shared memory; a block has {_SMEM_BYTES}")
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
-                blocks = _C.fused_moe_max_blocks(shared_bytes)
+                blocks = _C.fused_moe_max_blocks(shared_bytes) if symmetric is None else _C.parallel_moe_max_blocks(shared_bytes, False)
             if blocks < grid:
                 raise RuntimeError(f"fused_moe needs {grid} blocks resident at once; this GPU holds {blocks}")
 
     @property
     def extra_bytes(self) -> int:
-        """Device bytes that this object holds beside the tensors it was given."""
+        """Device bytes that this object holds beside the tensors and workspaces it was given."""
         return self._workspace.numel() * 4 + self._state.numel()
 
-    def prepare(self, weights: FusedMoeWeights):
-        """A layer for `launch`. Reads every scale once. Raises ValueError naming the tensor that does not fit."""
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block's shared memory, in a launch of max_rows."""
+        return _C.moe_smem(self._geometry, self.max_rows).total_bytes
+
+    def prepare(self, weights: FusedMoeWeights, layer: int = 0):
+        """A layer for `launch`. Reads every scale once. layer: its number in fault records of ranks, 0..65535. Raises ValueError naming the tensor
+        that does not fit."""
         self._require_weights(weights)
-        params = _C.abi.FusedMoeParams()
+        params = _C.abi.FusedMoeParams() if self.symmetric is None else _C.abi.ParallelMoeParams()
+        if self.symmetric is not None:
+            params.symmetric, params.layer = self.symmetric.layout, layer
+            for rank, address in enumerate(self.symmetric.addresses):
+                params.set_workspace(rank, address)
         params.geometry, params.rank, params.deadline_ns = self._geometry, self._rank, self._deadline_ns
         params.routed_scaling, params.swiglu_limit, params.alt_token_id = weights.routed_scaling, weights.swiglu_limit, weights.alt_token_id
         for name in ("router", "bias", "gate_up", "gate_up_scale", "down", "down_scale", "shared_gate_up", "shared_gate_up_scale", "shared_down",
@@ -147,8 +180,27 @@ class FusedMoe:
         len(POINTS)], receives each block's times at POINTS, in ns.
 
         Raises ValueError for a tensor that does not fit; on the CPU FusedMoeFault with the kernel's own record, or RuntimeError with the emulation's
-        diagnosis. On CUDA see fault().
+        diagnosis. On CUDA see fault(). On the CPU a rank of several is a process of its own; those of one process are VirtualMoe's.
         """
+        params = self.params(layer, x, out, token_ids, num_live_rows, record, trace)
+        if self.device.type == "cpu":
+            self._emulate(params, out)
+        elif self.symmetric is None:
+            _C.fused_moe_launch_cuda(params, self.grid, stream)
+        else:
+            _C.parallel_moe_launch_cuda(params, self.grid, stream)
+
+    def params(
+        self,
+        layer: _Layer,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        token_ids: torch.Tensor | None = None,
+        num_live_rows: torch.Tensor | None = None,
+        record: RoutingRecord | None = None,
+        trace: torch.Tensor | None = None,
+    ):
+        """abi::FusedMoeParams of a launch, of a rank abi::ParallelMoeParams: the layer's own, until its next launch. Raises as launch does."""
         rows = x.shape[0]
         if not 1 <= rows <= self.max_rows:
             raise ValueError(f"rows {rows} is outside 1..{self.max_rows}")
@@ -175,10 +227,7 @@ class FusedMoe:
         if trace is not None:
             require_tensor("trace", trace, (self.grid, len(POINTS)), torch.int64, self.device)
             params.trace = trace.data_ptr()
-        if self.device.type == "cuda":
-            _C.fused_moe_launch_cuda(params, self.grid, stream)
-        else:
-            self._emulate(params, out)
+        return params
 
     def fault(self):
         """The FaultRecord of a launch that ended itself (kernels/fault.py puts it in words), or None."""
@@ -187,6 +236,23 @@ class FusedMoe:
     def acknowledge_fault(self) -> None:
         """Tells the waiting kernel that its record was read; it then traps."""
         _C.acknowledge_fault(self._host.address)
+
+    def regions(self, out: torch.Tensor) -> list[tuple[str, int, int, bool]]:
+        """Memory whose ordering host emulation checks: (name, address, bytes, reads too)."""
+        named = {"workspace": self._workspace, "state": self._state, "out": out}
+        found = [(name, t.data_ptr(), t.numel() * t.element_size(), True) for name, t in named.items()]
+        if self.symmetric is not None:
+            found.append(("symmetric", self.symmetric.addresses[self.symmetric.rank], self.symmetric.layout.total_bytes, True))
+        return found
+
+    def _require_symmetric(self, symmetric: MappedWorkspaces, rank: int) -> int:
+        """The rank."""
+        at = symmetric.layout
+        if at.hidden != self.hidden or at.max_rows < self.max_rows:
+            raise ValueError(f"the workspaces have hidden {at.hidden} and {at.max_rows} rows; needed are {self.hidden} and {self.max_rows}")
+        if rank not in (0, symmetric.rank):
+            raise ValueError(f"rank {rank} is not {symmetric.rank}, the workspaces' own")
+        return symmetric.rank
 
     def _require_weights(self, w: FusedMoeWeights) -> None:
         e, h, i, device = self.num_experts, self.hidden, self.intermediate, self.device
@@ -220,11 +286,15 @@ class FusedMoe:
     def _emulate(self, params, out: torch.Tensor) -> None:
         if self._failure is not None:  # what a launch that ended itself left is no state to start from
             raise FusedMoeFault(f"an earlier launch failed: {self._failure}")
-        options, regions = self.emulation, []
-        if options.check_order:
-            named = {"workspace": self._workspace, "state": self._state, "out": out}
-            regions = [(name, t.data_ptr(), t.numel() * t.element_size(), True) for name, t in named.items()]
-        self.last_report = report = _C.fused_moe_emulate(params, self.grid, options.seed, options.planted, options.starvation, regions)
+        options = self.emulation
+        regions = self.regions(out) if options.check_order else []
+        if self.symmetric is None:
+            self.last_report = report = _C.fused_moe_emulate(params, self.grid, options.seed, options.planted, options.starvation, regions)
+        else:
+            self.last_report = report = _C.parallel_moe_emulate(
+                [[params]], [self.grid], seed=options.seed, planted=options.planted, starvation=options.starvation, regions=regions,
+                is_shared=self.symmetric.layout.num_ranks > 1,
+            )
         record = self.fault()
         if record is not None:
             self._failure = describe_moe_fault(record)

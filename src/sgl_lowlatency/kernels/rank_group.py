@@ -6,7 +6,7 @@ import dataclasses
 
 from sgl_lowlatency.kernels import abi  # first: raises with what to do when the extension is missing
 from sgl_lowlatency import _C
-from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, name_group
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces
 
 PEER_COPIES: int = _C.abi.kPeerCopies  # of the words that ranks push to each other, in a workspace
 MAX_ROWS: int = _C.abi.kMaxParallelRows  # of a tensor-parallel step
@@ -34,5 +34,5 @@ class RankGroup:
             params.set_workspace(rank, address)
 
     def name_in(self, record: int, at: int) -> None:
-        """Lets the fault record at address `record` name the group, whose abi::PeerGroup is put at address `at`: host memory that the device sees."""
-        name_group(self.workspaces, record, at)
+        """MappedWorkspaces.name_in, of the step's."""
+        self.workspaces.name_in(record, at)

@@ -37,6 +37,12 @@ class MappedWorkspaces:
     owner: object
     multicast: int = 0
 
+    def name_in(self, record: int, at: int) -> None:
+        """Lets the fault record at address `record` name the group, whose abi::PeerGroup is put at address `at`: host memory that the device sees."""
+        packed = _C.pack_peer_group(self.rank, self.layout, list(self.addresses))
+        ctypes.memmove(at, packed, len(packed))
+        ctypes.c_uint64.from_address(record + _C.abi.kFaultGroupOffset).value = at
+
 
 def prepare(memory: torch.Tensor, layout: Any) -> None:
     """Puts a workspace, uint8 [layout.total_bytes], into its first state: words that are their own flags unwritten, all in front of them zero."""
@@ -94,14 +100,6 @@ def copy_from_device(address: int, num_bytes: int) -> bytes:
     return _C.copy_from_device(address, num_bytes)
 
 
-def name_group(workspaces: MappedWorkspaces, record: int, at: int) -> None:
-    """Lets the fault record at address `record` name the group of rank workspaces.rank, whose abi::PeerGroup is put at address `at`: host memory that
-    the device sees."""
-    packed = _C.pack_peer_group(workspaces.rank, workspaces.layout, list(workspaces.addresses))
-    ctypes.memmove(at, packed, len(packed))
-    ctypes.c_uint64.from_address(record + _C.abi.kFaultGroupOffset).value = at
-
-
 def views_of_ranks(mapped: MappedWorkspaces) -> list[MappedWorkspaces]:
     """What each rank of a process that has all of them sees."""
     return [MappedWorkspaces(rank, mapped.addresses, mapped.layout, mapped) for rank in range(len(mapped.addresses))]
@@ -110,8 +108,8 @@ def views_of_ranks(mapped: MappedWorkspaces) -> list[MappedWorkspaces]:
 def virtual_workspaces(
     num_ranks: int, max_rows: int, hidden: int, device: torch.device, copies: int = PARITIES, most_rows: int = _C.abi.kMaxPushedRows
 ) -> MappedWorkspaces:
-    """Workspaces of `num_ranks` virtual ranks in one device's memory. copies: of the tiles' buffer. most_rows: of a launch of the kernel that they are
-    for. Raises ValueError for sizes out of range."""
+    """Workspaces of `num_ranks` virtual ranks in one device's memory. copies: of the tiles' buffer. most_rows: of the kernel's launches. Raises
+    ValueError for sizes out of range."""
     if not 1 <= num_ranks <= MAX_RANKS:
         raise ValueError(f"num_ranks {num_ranks} is outside 1..{MAX_RANKS}")
     if not 1 <= max_rows <= most_rows:

@@ -9,7 +9,9 @@ the shared expert, is left out.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,3 +113,30 @@ def outputs(weights: FusedMoeWeights, x: torch.Tensor, ids: torch.Tensor, factor
 def standard_logits(weights: FusedMoeWeights, x: torch.Tensor) -> torch.Tensor:
     """fp32 [rows, E]: SGLang's router accumulates bf16 products in fp32 and keeps fp32."""
     return x.float() @ weights.router.float().T
+
+
+def shard(weights: FusedMoeWeights, rank: int, num_ranks: int) -> FusedMoeWeights:
+    """What SGLang's loader leaves rank `rank` of a tensor-parallel group: of every expert its rows of gate and of up and its columns of down, of the
+    shared one too; router and biases are whole. Blocks of interleaved FP4 are 64 rows and 128 columns at most, so that a share of them is a slice."""
+
+    def rows(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """Of both halves of dimension `dim` the share."""
+        return torch.cat([half.chunk(num_ranks, dim)[rank] for half in tensor.chunk(2, dim)], dim).contiguous()
+
+    def columns(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        return tensor.chunk(num_ranks, dim)[rank].contiguous()
+
+    return dataclasses.replace(
+        weights, gate_up=rows(weights.gate_up, 1), gate_up_scale=rows(weights.gate_up_scale, 1), down=columns(weights.down, 2),
+        down_scale=columns(weights.down_scale, 2), shared_gate_up=rows(weights.shared_gate_up, 0),
+        shared_gate_up_scale=rows(weights.shared_gate_up_scale, 0), shared_down=columns(weights.shared_down, 1),
+        shared_down_scale=columns(weights.shared_down_scale, 1),
+    )  # fmt: skip
+
+
+def outputs_of_ranks(
+    shards: Sequence[FusedMoeWeights], x: torch.Tensor, ids: torch.Tensor, factors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As outputs, of a tensor-parallel group: (the sum of the shards' oracles float64, the fp32 sum of their standard paths rounded to bf16)."""
+    parts = [outputs(one, x, ids, factors) for one in shards]
+    return sum(oracle for oracle, _ in parts), torch.stack([standard.float() for _, standard in parts]).sum(0).bfloat16()

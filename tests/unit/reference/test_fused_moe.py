@@ -104,3 +104,45 @@ def test_the_output_against_plain_torch():
     found, standard = oracle.outputs(weights, x, ids, factors)
     assert torch.allclose(found, torch.stack(wanted), rtol=1e-12)
     assert 1e-4 < float((standard.double() - torch.stack(wanted)).norm() / torch.stack(wanted).norm()) < 1e-2
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_ranks_share_is_what_is_interleaved_of_its_part(num_ranks):
+    """SGLang's loader cuts codes and scales, each half of gate_up by itself, and FlashInfer interleaves what is left."""
+    generator, share = torch.Generator().manual_seed(5), 128
+    intermediate = share * num_ranks
+    whole = random_weights(256, intermediate, 16, 2)
+    codes = {"gate_up": (2 * intermediate, 256), "down": (256, intermediate)}
+    codes = {name: torch.randint(0, 16, (16, *shape), generator=generator, dtype=torch.uint8) for name, shape in codes.items()}
+    scales = {name: torch.randint(90, 120, (16, c.shape[1], c.shape[2] // 32), generator=generator, dtype=torch.uint8) for name, c in codes.items()}
+    for name, values in codes.items():
+        getattr(whole, name).copy_(torch.stack([layout.interleave_weights(one) for one in values]))
+        getattr(whole, f"{name}_scale").copy_(layout.interleave_scales(scales[name]))
+    for rank in range(num_ranks):
+        own = slice(rank * share, (rank + 1) * share)
+        part = oracle.shard(whole, rank, num_ranks)
+
+        def halves(tensor):
+            return torch.cat([half[:, own] for half in tensor.split(intermediate, 1)], 1)
+
+        wanted = {"gate_up": (halves(codes["gate_up"]), halves(scales["gate_up"]))}
+        wanted["down"] = codes["down"][:, :, own], scales["down"][:, :, rank * share // 32 : (rank + 1) * share // 32]
+        for name, (of_codes, of_scales) in wanted.items():
+            assert torch.equal(getattr(part, name), torch.stack([layout.interleave_weights(one.contiguous()) for one in of_codes])), name
+            assert torch.equal(getattr(part, f"{name}_scale"), layout.interleave_scales(of_scales.contiguous())), name
+        gate, up = oracle.shared_matrix(whole.shared_gate_up, whole.shared_gate_up_scale).chunk(2)
+        assert torch.equal(oracle.shared_matrix(part.shared_gate_up, part.shared_gate_up_scale), torch.cat([gate[own], up[own]]))
+        down = oracle.shared_matrix(whole.shared_down, whole.shared_down_scale)
+        assert torch.equal(oracle.shared_matrix(part.shared_down, part.shared_down_scale), down[:, own])
+        assert part.router is whole.router and part.bias is whole.bias
+
+
+def test_the_shards_add_up_to_the_layer():
+    whole = random_weights(128, 512, 16, 2)
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(6)).bfloat16()
+    ids, factors, _ = oracle.route(whole, oracle.logits(whole, x))
+    wanted, standard = oracle.outputs(whole, x, ids, factors)
+    found, standard_of_ranks = oracle.outputs_of_ranks([oracle.shard(whole, rank, 4) for rank in range(4)], x, ids, factors)
+    assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    for one in (standard, standard_of_ranks):
+        assert 1e-4 < float((one.double() - wanted).norm() / wanted.norm()) < 1e-2

@@ -127,7 +127,8 @@ struct MoeBlockState {
   int32_t generation;      // of this launch, 0 or 1
   int32_t num_jobs;        // an active expert and up to kMoeColumns of its pairs
   int32_t words_to_clear;  // of the other generation
-  int32_t reserved;
+  int16_t parity;          // of ranks: of this launch, of the words that they push
+  int16_t rows_to_clear;   // of ranks: rows of the parity before
 };
 
 // Dynamic shared memory of one block: byte offsets, multiples of 16.

@@ -9,7 +9,7 @@
 namespace sgl_lowlatency::abi {
 
 constexpr int32_t kMaxRanks = 8;
-constexpr int32_t kParities = 3;  // epilogue_multicast: copies of the tiles' buffer; launches take them in turn
+constexpr int32_t kParities = 3;  // epilogue_multicast, attention_out, fused_moe: copies of the tiles' buffer; launches take them in turn
 
 constexpr uint64_t kRendezvousMagic = 0x736c6c2d72647631ull;
 
@@ -26,7 +26,7 @@ static_assert(sizeof(Rendezvous) == 64, "compared as bytes");
 
 // State of the owner alone, in its device memory; zero before the first launch.
 struct SymmetricState {
-  uint32_t exit_ticket[32];   // [0]: blocks of the reduction that finished; the last one closes the launch
+  uint32_t exit_ticket[32];   // [0]: blocks of epilogue_multicast's reduction that finished; the last one closes the launch
   uint64_t launches[16];      // [0]: closed; launch number n uses parity n % kParities
   int32_t used_rows[32];      // [kParities]: rows of a parity's tiles that are not known to be clear; decode_step: [0], rows of the last launch
 };
@@ -75,6 +75,7 @@ enum PeerPhase : int32_t {
   kPeerDown = 3,
   kPeerNothing = 4,    // the rank gave up by itself: awaited is itself
   kPeerWoB = 5,        // attention_out: sums of wo_b
+  kPeerExperts = 6,    // fused_moe: the sum of its experts
 };
 
 // Why a rank gave up: `waiter` waited for `tile` of `awaited` in vain. Never 0.

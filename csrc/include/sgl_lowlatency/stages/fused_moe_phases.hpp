@@ -213,9 +213,10 @@ SGL_NO_UNROLL
   }
 }
 
-// out = the shared expert's row + sum over k of weight * its pair's row, in the order of k; rounded once. A warp takes 128 columns of a row.
-// Entry: all consumer threads.
-SGL_DEVICE void combine_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words) {
+// The shared expert's row + sum over k of weight * its pair's row, in the order of k: finish(row, column, sum) gets four columns from `column` on,
+// fp32. A warp takes 128 columns of a row; whose they are does not depend on the number of rows. Entry: all consumer threads.
+template <class Finish>
+SGL_DEVICE void combine_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, Finish finish) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, top_k = p.geometry.top_k;
   const int32_t chunks = hidden / 128;
 SGL_NO_UNROLL
@@ -254,10 +255,15 @@ SGL_UNROLL
     }
 SGL_UNROLL
     for (int32_t j = 0; j < 4; ++j) sum[j] += dialect::bits_to_float(part[0][j]);
-    uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * hidden + column);
-    dialect::store_plain(out, pack_bf16(sum[0], sum[1]));
-    dialect::store_plain(out + 1, pack_bf16(sum[2], sum[3]));
+    finish(row, column, sum);
   }
+}
+
+// Rounds once. Four columns of a row of out, from `column` on.
+SGL_DEVICE void store_moe_sum(const FusedMoeParams& p, int32_t row, int32_t column, const float (&sum)[4]) {
+  uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * p.geometry.hidden + column);
+  dialect::store_plain(out, pack_bf16(sum[0], sum[1]));
+  dialect::store_plain(out + 1, pack_bf16(sum[2], sum[3]));
 }
 
 }  // namespace sgl_lowlatency::stages

@@ -1,8 +1,8 @@
 // Partial sums of tiles that go from registers to every rank's workspace, and what becomes of the workspace's words from launch to launch.
 //
 // Words are data and flag at once, as in sync/handover.hpp, at system scope. Launch n uses parity n % 3. While it waits for n's words, the reduction
-// of launch n clears those of n - 1, which parity n + 2 is. DESIGN.md of kernels/nvidia/epilogue_multicast argues why nobody stores to
-// them too early: order_pushes and order_reads are the two ends of it.
+// of launch n clears those of n - 1, which parity n + 2 is. DESIGN.md of kernels/nvidia/epilogue_multicast, and of fused_moe, argue why nobody stores
+// to them too early: order_pushes and order_reads are the two ends of it.
 #pragma once
 #include "sgl_lowlatency/sync/peer.hpp"
 

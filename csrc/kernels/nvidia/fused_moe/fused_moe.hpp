@@ -9,11 +9,14 @@
 // Grid      at most one block an SM (all run at once), kMoeThreads threads each.
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes.
 // Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down | sums.
-// Hand-over logits, choices, activations and outputs as words that are each their own flag, two generations that launches use in turn.
+// Hand-over logits, choices, activations and outputs as words that are each their own flag, two generations that launches use in turn. Of ranks
+//           (abi/parallel_moe.hpp) sums are pushed to every rank's workspace, words at system scope, three parities in turn; out is their sum in rank
+//           order, the same bits on every rank.
 // Residency all blocks must run at once; FusedMoe checks occupancy. A launch may begin before the one in front is over (PDL), and the next one before
-//           this is; launches of one workspace follow one another.
+//           this is; launches of one workspace follow one another. Blocks of a rank wait for the other ranks' launches, in `sums` alone: all ranks
+//           launch the same rows in the same order.
 #pragma once
-#include "sgl_lowlatency/stages/fused_moe_phases.hpp"
+#include "sgl_lowlatency/stages/fused_moe_ranks.hpp"
 #include "sgl_lowlatency/stages/fused_moe_ring.hpp"
 #include "sgl_lowlatency/stages/fused_moe_routing.hpp"
 
@@ -22,17 +25,20 @@ namespace sgl_lowlatency::kernels {
 using namespace stages;
 
 // The last block out closes the launch. Entry: one thread of each block, behind a barrier that follows the block's reads of the state.
-SGL_DEVICE void close_moe(const FusedMoeParams& p, int32_t generation) {
+template <class Params>
+SGL_DEVICE void close_moe(const Params& p, int32_t generation) {
   // Acquire and release, gpu scope: pairs with the other blocks' arrivals, so that the stores below come after every block's reads of the state.
   if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
   dialect::store_plain(p.state->exit_ticket, 0u);
   dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
   dialect::store_plain(p.state->used_words + generation, abi::moe_handover(p.geometry, p.rows).total_words);
   dialect::store_plain(p.state->used_words + (1 - generation), 0);
+  end_parity(p);
 }
 
 // Entry: all consumer threads, after the block's first barrier.
-SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
+template <class Params>
+SGL_DEVICE void fused_moe_consume(const Params& p, const MoeShared& s) {
   const MoeWords words = moe_words(p, s);
   MoeConsumer state;
   const auto pass = [&](abi::MoePoint point) {
@@ -44,6 +50,7 @@ SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
   pass(abi::kMoePointRouter);
   run_moe_op<abi::kMoeSharedGateUp>(p, s, words, state);
   pass(abi::kMoePointSharedGateUp);
+  order_sums(p);
   // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
   sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
   pass(abi::kMoePointRouted);
@@ -53,26 +60,30 @@ SGL_DEVICE void fused_moe_consume(const FusedMoeParams& p, const MoeShared& s) {
   pass(abi::kMoePointSharedDown);
   run_moe_op<abi::kMoeDown>(p, s, words, state);
   pass(abi::kMoePointDown);
-  combine_moe(p, s, words);
+  sum_moe(p, s, words);
   pass(abi::kMoePointSums);
   if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
 }
 
 // Which generation it is and what is to be cleared, from the state that the launch in front has left. Entry: consumers and the router warp; whoever
 // reads what that launch wrote is behind this. Ends with a barrier of theirs.
-SGL_DEVICE void begin_moe(const FusedMoeParams& p, const MoeShared& s) {
+template <class Params>
+SGL_DEVICE void begin_moe(const Params& p, const MoeShared& s) {
   constexpr int32_t kAllButTheProducer = 2;  // named barrier
   if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
   if (dialect::thread_idx() == 0) {
     const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
-    *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), 0};
+    const MoeParity of_ranks = begin_parity(p);
+    *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), of_ranks.parity, of_ranks.rows_to_clear};
   }
   dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
 }
 
-// Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as the init fence does to the copies, and then the roles
-// part for good. The producer streams weights, which nobody writes, while the launch in front is still running.
-SGL_DEVICE void fused_moe_body(const FusedMoeParams& p) {
+// Params: FusedMoeParams, or ParallelMoeParams of a rank. Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as
+// the init fence does to the copies, and then the roles part for good. The producer streams weights, which nobody writes, while the launch in front
+// is still running.
+template <class Params>
+SGL_DEVICE void fused_moe_body(const Params& p) {
   const MoeShared s{p.shared};
   const int32_t thread = dialect::thread_idx(), warp = thread / 32;
   if (thread == kConsumerThreads) {
