@@ -24,7 +24,10 @@ HIP_ARCHS = ("gfx942", "gfx950")
 # One linked ELF for one GPU, with neither ROCm's headers nor its device libraries.
 HIP_FLAGS = "-x hip --cuda-device-only -nogpuinc -nogpulib --no-gpu-bundle-output -O3 -std=c++20 -fno-exceptions -fuse-cuid=none"
 # Ninja starts edges in the order of the file: what takes longest comes first, so that nothing runs alone at the end.
-SLOWEST_FIRST = ("decode_step.cu", "parallel_step.cu", "decode_step_moe_wide.cu", "decode_step_moe.cu", "draft_sampler.cu")
+SLOWEST_FIRST = (
+    "decode_step.cu", "parallel_step.cu", "parallel_verify.cu", "decode_step_moe_wide.cu", "decode_step_moe.cu", "draft_sampler.cu",
+    "parallel_attention_out.cu",
+)  # fmt: skip
 MIN_NVCC = {"sm_90a": (12, 0), "sm_100a": (12, 8), "sm_103a": (12, 9)}
 
 

@@ -17,7 +17,7 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.fault import AttentionOutFault, describe_attention_out_fault
 from sgl_lowlatency.kernels.host_words import FAULT_BYTES, GROUP_BYTES
 from sgl_lowlatency.kernels.slice import MAX_ROWS, Layer
-from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, name_group, views_of_ranks, virtual_workspaces
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, views_of_ranks, virtual_workspaces
 
 __all__ = ["ParallelAttentionOut", "VirtualAttentionOut", "virtual_attention_out_views"]
 
@@ -51,7 +51,7 @@ class ParallelAttentionOut(AttentionOut):
             raise ValueError(f"rank {workspaces.rank} and {len(workspaces.addresses)} workspaces are not those of {at.num_ranks} ranks")
         super().__init__(sizes, max_rows, device, grid, deadline_s, workspaces.rank, emulation)
         self.workspaces = workspaces
-        name_group(workspaces, self._host.address, self._host.address + FAULT_BYTES)
+        workspaces.name_in(self._host.address, self._host.address + FAULT_BYTES)
 
     def prepare(self, weights: AttentionOutWeights, layer_idx: int = 0) -> Layer:
         """As AttentionOut's. layer_idx: for fault records, 0..65535."""

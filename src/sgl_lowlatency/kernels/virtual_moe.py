@@ -12,15 +12,14 @@ from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.fault import FusedMoeFault, describe_moe_fault
 from sgl_lowlatency.kernels.fused_moe import MAX_ROWS, FusedMoe
-from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, virtual_workspaces
+from sgl_lowlatency.kernels.symmetric_workspace import MappedWorkspaces, views_of_ranks, virtual_workspaces
 
 __all__ = ["VirtualMoe", "virtual_moe_workspaces"]
 
 
 def virtual_moe_workspaces(num_ranks: int, max_rows: int, hidden: int, device: torch.device) -> list[MappedWorkspaces]:
     """What FusedMoe takes as `symmetric`, of every virtual rank, in one device's memory. Raises ValueError for sizes out of range."""
-    mapped = virtual_workspaces(num_ranks, max_rows, hidden, device, most_rows=MAX_ROWS)
-    return [MappedWorkspaces(rank, mapped.addresses, mapped.layout, mapped) for rank in range(num_ranks)]
+    return views_of_ranks(virtual_workspaces(num_ranks, max_rows, hidden, device, most_rows=MAX_ROWS))
 
 
 class VirtualMoe:
