@@ -28,6 +28,7 @@
 #          ranks      two GPUs: the tensor-parallel step and its timeline, a layer's sums against NCCL and SGLang, a million launches, a killed
 #                     rank; no server (about 4 min)
 #          tp2        two GPUs: decode_ab of Qwen3-8B, then of Qwen3-30B-A3B, both split over them, at 1k, batch 1 2 4 8 (about 6 min on a cold host)
+#          tp2-drafts two GPUs: verify_ab of NGRAM, EAGLE3 and DSPARK, batch 1 and 4 (about 5 min)
 #          ranks-hang two GPUs: a server's rank that is stopped, and one that is killed, while a request decodes (about 2 min)
 #          hang       needs SITE_PLANTED, an installation with planted bug 3 (about 2 min)
 #
@@ -116,6 +117,10 @@ for name in "$@"; do
     tp2)
       phase tp2 serve.decode_ab --tp 2 --compare-tokens 64 || status=1
       phase tp2-moe serve.decode_ab --tp 2 --model qwen3-30b-a3b --compare-tokens 64 || status=1 ;;
+    tp2-drafts)
+      for draft in ngram eagle3 dspark; do
+        phase "tp2-$draft" serve.verify_ab --tp 2 --algorithm "$draft" --batches 1,4 || status=1
+      done ;;
     ranks-hang) phase ranks-hang serve.hang --name hang-ranks --cases stopped,killed || status=1 ;;
     hang) PYTHONPATH=$SITE_PLANTED:${PYTHONPATH:-} phase hang serve.hang || status=1 ;;
     *) echo "no phase $name" >&2; exit 2 ;;
