@@ -70,16 +70,16 @@ def describe_part(rank: int, layer: int, tile: int, phase: int) -> str:
     return f"rank {rank}'s part of tile {tile}{_PEER_OPS[phase]} of layer {layer}"
 
 
-def _describe_peers(record, kernel: str, block: str) -> str:
-    """Of a record that concerns another rank. Its edge is the rank that was waited for, expected the tile and its phase."""
-    stopped = f"{kernel} stopped: {block}"
+def _describe_peers(record, stopped: str, has_layer: bool = True) -> str:
+    """Of a record that concerns another rank. Its edge is the rank that was waited for, expected the tile and its phase. stopped: what stopped where.
+    has_layer: whether the kernel's own records name a layer."""
     own = describe_part(record.edge, record.layer, record.expected & 0xFFFFFF, record.expected >> 24) if record.edge >= 0 else None
     if _KIND_NAMES[record.kind] == "peer_tile":
         return f"{stopped} waited {record.waited_ns / 1e9:.2f} s for {own}"
     waiter, awaited, layer, tile, phase = _C.abort_reason(record.waited_ns)
     meanwhile = f", while it waited for {own}" if own else ""
     if phase == _C.abi.kPeerNothing:
-        where = "" if kernel == "fused_moe" else f" in layer {layer}"  # fused_moe's own records have an op there
+        where = f" in layer {layer}" if has_layer else ""
         return f"{stopped}: rank {waiter} stopped by itself{where}{meanwhile}"
     return f"{stopped}: rank {waiter} gave up waiting for {describe_part(awaited, layer, tile, phase)}{meanwhile}"
 
@@ -90,7 +90,7 @@ def describe_fault(record, kernel: str = "decode_step") -> str:
     block = f"rank {record.rank}, SM {record.sm}, block {record.block}"
     signed = record.waited_ns - 2**64 if record.waited_ns >= 2**63 else record.waited_ns  # of a value, the whole of it, int64
     if kind in _PEER_KINDS:
-        return _describe_peers(record, kernel, block)
+        return _describe_peers(record, f"{kernel} stopped: {block}", has_layer=kernel != "fused_moe")  # whose own records have an op there
     if kind == "bad_expert_id":
         return f"bitmap_routing stopped: {block}: row {record.edge} has expert {signed}, outside -1..{record.expected - 1} (-1: none)"
     if kind == "edge_deadline":  # layer: that fills the word; expected: the word's index in its buffer

@@ -111,7 +111,7 @@ def test_the_phases_of_gpu_checks_are_arguments_that_parse(monkeypatch, name, sc
 
 def test_the_phases_have_names_of_their_own():
     names = [name for name, _, _ in PHASES]
-    expected = {"speed", "profile", "long", "served", "fp8", "moe", "ngram", '"$draft"', '"$name"', "start", "tp2", "tp2-moe"}
+    expected = {"speed", "profile", "long", "served", "fp8", "moe", "ngram", '"$draft"', '"$name"', "start", "tp2", "tp2-moe", '"tp2-$draft"'}
     assert set(names) == expected and len(names) == len(expected)
 
 
