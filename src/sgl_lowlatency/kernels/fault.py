@@ -134,7 +134,7 @@ def describe_draft_fault(record) -> str:
 def describe_moe_fault(record) -> str:
     """As describe_fault, of a record that fused_moe left."""
     kind = _KIND_NAMES[record.kind]
-    if kind in ("peer_tile", "peer_abort"):
+    if kind in _PEER_KINDS:
         return describe_fault(record, "fused_moe")
     waited = f"fused_moe stopped: rank {record.rank}, SM {record.sm}, block {record.block} waited {record.waited_ns / 1e9:.2f} s"
     if kind in ("ring_full", "ring_empty"):
