@@ -1,5 +1,5 @@
 // epilogue_multicast, and the symmetric workspace that its ranks share.
-#include "bindings/bindings.hpp"
+#include "bindings/rank_params.hpp"
 
 #include <cstring>
 #include <stdexcept>
@@ -58,10 +58,7 @@ void bind_epilogue_multicast(py::module_& m) {
 #define SGL_FIELD(name) .def_readwrite(#name, &Params::name)
       SGL_FIELD(product) SGL_FIELD(at) SGL_FIELD(ranks_in_launch) SGL_FIELD(blocks_per_rank) SGL_FIELD(layer) SGL_FIELD(rms_eps)
 #undef SGL_FIELD
-      .def("set_workspace", [](Params& p, size_t rank, uintptr_t address) {
-        if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is not below " + std::to_string(abi::kMaxRanks));
-        p.workspaces[rank] = reinterpret_cast<char*>(address);
-      }, py::arg("rank"), py::arg("address"))
+      .def("set_workspace", &set_workspace<Params>, py::arg("rank"), py::arg("address"))
       .def("set_tensors", [](Params& p, size_t index, uintptr_t input, uintptr_t residual, uintptr_t sum, uintptr_t normed) {
         if (index >= abi::kMaxRanks) throw std::invalid_argument("index " + std::to_string(index) + " is not below " + std::to_string(abi::kMaxRanks));
         abi::RankTensors& tensors = p.tensors[index];

@@ -1,8 +1,7 @@
 // k1 and k2, the two launches of a layer on AMD.
-#include "bindings/bindings.hpp"
+#include "bindings/rank_params.hpp"
 
 #include <map>
-#include <stdexcept>
 
 #include "emulation/monokernel.hpp"
 #include "launch/monokernel.hpp"
@@ -37,10 +36,7 @@ void bind_monokernel(py::module_& m) {
 #undef SGL_FIELD
       .def_property("isa", [](const abi::MonoLaunch& l) { return static_cast<int32_t>(l.isa); },
                     [](abi::MonoLaunch& l, int32_t isa) { l.isa = static_cast<abi::Isa>(isa); })
-      .def("set_workspace", [](abi::MonoLaunch& l, size_t rank, uintptr_t address) {
-        if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is not below " + std::to_string(abi::kMaxRanks));
-        l.workspaces[rank] = reinterpret_cast<char*>(address);
-      }, py::arg("rank"), py::arg("address"));
+      .def("set_workspace", &set_workspace<abi::MonoLaunch>, py::arg("rank"), py::arg("address"));
 #define SGL_POINTER(name) pointer_property(launch, #name, &abi::MonoLaunch::name)
   SGL_POINTER(handover); SGL_POINTER(state); SGL_POINTER(fault);
 #undef SGL_POINTER

@@ -1,5 +1,5 @@
 // Tensor-parallel fused_moe: a rank's parameters, its launches and their emulation.
-#include "bindings/bindings.hpp"
+#include "bindings/rank_params.hpp"
 
 #include <stdexcept>
 
@@ -12,14 +12,7 @@ void bind_parallel_moe(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
   a.attr("kPeerExperts") = py::int_(static_cast<int32_t>(abi::kPeerExperts));
   using Params = abi::ParallelMoeParams;
-  py::class_<Params, abi::FusedMoeParams>(a, "ParallelMoeParams")
-      .def(py::init([] { return Params{}; }))
-      .def(py::init([](const Params& other) { return other; }))
-      .def_readwrite("symmetric", &Params::symmetric).def_readwrite("layer", &Params::layer)
-      .def("set_workspace", [](Params& p, size_t rank, uintptr_t address) {
-        if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is not below " + std::to_string(abi::kMaxRanks));
-        p.workspaces[rank] = reinterpret_cast<char*>(address);
-      }, py::arg("rank"), py::arg("address"));
+  bind_rank_params<Params, abi::FusedMoeParams>(a, "ParallelMoeParams");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("parallel_moe_launch_cuda", &launch::parallel_moe_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());

@@ -1,4 +1,5 @@
 // Tensor-parallel decode_step: a rank's parameters, its launches and their emulation.
+#include "bindings/rank_params.hpp"
 #include "bindings/step_streams.hpp"
 
 #include <stdexcept>
@@ -39,10 +40,7 @@ void bind_parallel_step(py::module_& m) {
       .def(py::init([](const Params& other) { return other; }))
       .def_readwrite("symmetric", &Params::symmetric).def_readwrite("num_tokens", &Params::num_tokens)
       .def_readwrite("vocab_shard", &Params::vocab_shard)
-      .def("set_workspace", [](Params& p, size_t rank, uintptr_t address) {
-        if (rank >= abi::kMaxRanks) throw std::invalid_argument("rank " + std::to_string(rank) + " is not below " + std::to_string(abi::kMaxRanks));
-        p.workspaces[rank] = reinterpret_cast<char*>(address);
-      }, py::arg("rank"), py::arg("address"));
+      .def("set_workspace", &set_workspace<Params>, py::arg("rank"), py::arg("address"));
   a.attr("kTimelinePoints") = py::int_(static_cast<int32_t>(abi::kTimelinePoints));
   a.attr("kMaxTimedRows") = py::int_(abi::kMaxTimedRows);
 #define SGL_POINT(name) points[#name] = static_cast<int32_t>(abi::kPoint##name)

@@ -236,9 +236,9 @@ def test_the_launch_refuses_what_the_front_never_passes():
         return str(error.value)
 
     assert refusal(symmetric=_C.symmetric_layout(9, 4, 128)) == "attention_out: num_ranks 9 is outside 1..8"
-    assert refusal(rank=2) == "attention_out: rank 2 is outside 0..1"
+    assert refusal(rank=2) == "attention_out: rank 2 is not below num_ranks 2"
     assert refusal(symmetric=_C.symmetric_layout(2, 4, 256)) == "attention_out: the workspaces have hidden 256, the layer 128"
-    assert refusal(symmetric=_C.symmetric_layout(2, 3, 128)) == "attention_out: rows 4 is outside 1..3, what the workspaces have room for"
+    assert refusal(symmetric=_C.symmetric_layout(2, 3, 128)) == "attention_out: rows 4 is above 3, the most of the kernel and of its workspaces"
     assert refusal(symmetric=_C.symmetric_layout(2, 4, 128, 4)) == "attention_out: symmetric is not symmetric_layout of num_ranks, max_rows, hidden and 3"
     unmapped = "attention_out: the address of the workspace of rank 2 is null or not a multiple of 128"
     assert refusal(symmetric=_C.symmetric_layout(3, 4, 128)) == unmapped

@@ -154,7 +154,7 @@ def test_the_launch_refuses_what_the_front_never_passes():
     assert refusal(symmetric=_C.symmetric_layout(9, 4, 256)) == "fused_moe: num_ranks 9 is outside 1..8"
     assert refusal(rank=2) == "fused_moe: rank 2 is not below num_ranks 2"
     assert refusal(symmetric=_C.symmetric_layout(2, 4, 128)) == "fused_moe: the workspaces have hidden 128, the layer 256"
-    assert refusal(symmetric=_C.symmetric_layout(2, 1, 256)) == "fused_moe: rows 2 is above 1, the workspaces' most"
+    assert refusal(symmetric=_C.symmetric_layout(2, 1, 256)) == "fused_moe: rows 2 is above 1, the most of the kernel and of its workspaces"
     assert refusal(symmetric=_C.symmetric_layout(2, 4, 256, 2)) == "fused_moe: symmetric is not symmetric_layout of num_ranks, max_rows, hidden and 3"
     assert refusal(layer=65536) == "fused_moe: layer 65536 is outside 0..65535"
     assert refusal(symmetric=_C.symmetric_layout(3, 4, 256)) == "fused_moe: the address of the workspace of rank 2 is null or not a multiple of 128"

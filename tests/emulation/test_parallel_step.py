@@ -321,8 +321,8 @@ def test_the_launch_refuses_what_the_front_never_passes():
     copies = _C.abi.kPeerCopies
     assert refusal(symmetric=_C.symmetric_layout(9, 1, 64, copies)) == "decode_step: num_ranks 9 is outside 1..8"
     assert refusal(rank=2) == "decode_step: rank 2 is not below num_ranks 2"
-    assert refusal(symmetric=_C.symmetric_layout(2, 1, 128, copies)) == "decode_step: the workspaces have hidden 128, the model 64"
-    assert refusal(symmetric=_C.symmetric_layout(2, 0, 64, copies)) == "decode_step: rows 1 is above 0"
+    assert refusal(symmetric=_C.symmetric_layout(2, 1, 128, copies)) == "decode_step: the workspaces have hidden 128, the layer 64"
+    assert refusal(symmetric=_C.symmetric_layout(2, 0, 64, copies)) == "decode_step: rows 1 is above 0, the most of the kernel and of its workspaces"
     assert refusal(symmetric=_C.symmetric_layout(2, 1, 64)) == "decode_step: symmetric is not symmetric_layout of num_ranks, max_rows, hidden and 8"
     assert refusal(symmetric=_C.symmetric_layout(3, 1, 64, copies)) == (
         "decode_step: the address of the workspace of rank 2 is null or not a multiple of 128"
