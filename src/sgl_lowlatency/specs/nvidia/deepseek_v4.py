@@ -2,7 +2,8 @@
 SGL_LOWLATENCY_DEEPSEEK_SLICES, which puts it in the place of deepseek_v4_dspark's (plugin.py). No server has run it: it is there to be measured.
 Without the variable nobody gets it.
 
-- isas: only on sm_90 SGLang holds experts as fused_moe reads them, and keys in the V4 layout; tp_sizes: sums over ranks are not in the kernels.
+- isas: only on sm_90 SGLang holds experts as fused_moe reads them, and keys in the V4 layout; tp_sizes: attention_out and
+  fused_moe can add sums over ranks (kernels/parallel_attention_out.py, kernels/fused_moe.py), which nothing here asks them for yet.
 - Which slices: the variable's list, read in `_build` and in the checks below, which ask of a server what these slices need.
 - Engram, compressor, indexer, sparse attention, mHC behind the MoE, capture variants and commits that are put off: SGLang's, as they are.
 - Host emulation: SGLang itself would run FP8 layers on the CPU, which it does not.
