@@ -21,15 +21,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmark.common import deadline
+from benchmark.common import deadline, graph_trace
 from benchmark.common.cases import parse_cases
 from benchmark.kernels import same_experts, sglang_runner
 from benchmark.kernels.standard_step import distance, sglang_arguments
@@ -56,6 +57,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--slices", default=",".join(DEEPSEEK_SLICES), help="comma list of those to measure")
     parser.add_argument("--groups", type=int, default=7, help="times taken of every case")
     parser.add_argument("--group-ms", type=float, default=60.0, help="how long each replays")
+    profile = "also trace a replay of SGLang's step and of that with all slices: `profile` of the results, every kernel in OUT/NAME-ROWSxCONTEXT-kernels.json"
+    parser.add_argument("--profile", action="store_true", help=profile)
     parser.add_argument("--server-arg", action="append", default=[], help="one more argument of SGLang, repeatable")
     parser.add_argument("--commit", default=None, help="HASH or HASH-dirty of the code, for a copy without git")
     parser.add_argument("--deadline", type=float, default=540, help="seconds after which everything is killed")
@@ -124,6 +127,7 @@ class Bench:
 
     def __init__(self, runner: Any, args: argparse.Namespace) -> None:
         self.runner, self.args, self.notes = runner, args, []
+        self.replays: dict[str, Callable[[], None]] = {}
         self.arms = {OFF: sglang_runner.captured(runner)}
         slices = args.slices.split(",")
         self.step = build_step(runner, slices, sorted(runner.decode_cuda_graph_runner.capture_bs))
@@ -152,11 +156,17 @@ class Bench:
             logits[name] = step.logits
         key = decode_runner._replay_graph_key
         found = timing.in_turn([arm.graphs[key].replay for arm in self.arms.values()], groups=self.args.groups, target_ms=self.args.group_ms)
+        self.replays = {name: arm.graphs[key].replay for name, arm in self.arms.items()}
         return dict(zip(self.arms, found, strict=True)), {name: distance(own, logits[OFF]) for name, own in logits.items()}
 
-    def on_the_same_experts(self, arm: str, rows: int, context: int, vocab: int) -> tuple[float, float]:
+    def profile(self, arms: Sequence[str]) -> dict[str, list[dict]]:
+        """Of the last case, the kernels of one replay by arm, of those that were captured (graph_trace.median_step)."""
+        return {name: graph_trace.record(self.replays[name]) for name in arms if name in self.replays}
+
+    def on_the_same_experts(self, arm: str, rows: int, context: int, vocab: int) -> tuple[float, float, list[float]]:
         """(how far an arm's logits are from those of SGLang's step on its experts, share of rows and layers whose experts SGLang's own routers would
-        choose otherwise), launch by launch. Raises RuntimeError where SGLang's forward ran in the arm's place."""
+        choose otherwise, by layer how far these routers' logits are from the arm's), launch by launch. Raises RuntimeError where SGLang's forward ran in
+        the arm's place."""
         runner, layers, case = self.runner, list(self.runner.model.model.layers), {"rows": rows, "context": context, "vocab": vocab}
         found: list[dict[int, torch.Tensor]] = []  # routers' logits by layer: the arm's, then SGLang's own
         self.step.take(arm.split("+"))
@@ -168,17 +178,26 @@ class Bench:
             raise RuntimeError(f"SGLang's own forward ran in place of {arm}: {dict(self.step.coverage.counts().fallbacks)}")
         given = same_experts.given_logits(layers, found[0])
         theirs = sglang_runner.again(runner, ours, within=_launch_by_launch(runner, given, found))
-        return distance(ours.logits, theirs.logits), same_experts.others_chosen(layers, found[1], found[0])
+        moved, routers = same_experts.others_chosen(layers, found[1], found[0]), same_experts.router_distances(found[1], found[0])
+        return distance(ours.logits, theirs.logits), moved, routers
 
 
-def judge(bench: Bench, arm: str, rows: int, context: int, vocab: int) -> tuple[dict[str, float], list[str]]:
-    """(same_experts_distance and others_chosen of a row, what is wrong)."""
+def judge(bench: Bench, arm: str, rows: int, context: int, vocab: int) -> tuple[dict[str, Any], list[str]]:
+    """(same_experts_distance, others_chosen and router_distances of a row, what is wrong)."""
     try:
-        near, moved = bench.on_the_same_experts(arm, rows, context, vocab)
+        near, moved, routers = bench.on_the_same_experts(arm, rows, context, vocab)
     except Exception as error:  # noqa: BLE001 - its times are measured already
         return {}, [f"not compared on the same experts: {type(error).__name__}: {str(error)[:400]}"]
     far = [] if near <= NEAR else [f"logits on the same experts differ by {near:.3g} of their norm, more than {NEAR}"]
-    return {"same_experts_distance": round(near, 4), "others_chosen": round(moved, 4)}, far
+    found = {"same_experts_distance": round(near, 4), "others_chosen": round(moved, 4), "router_distances": [round(x, 4) for x in routers]}
+    return found, far
+
+
+def profiled(bench: Bench, rows: int, context: int) -> dict[str, dict[str, dict]]:
+    """By case and arm, the kernels of SGLang's step and of that with all slices, which also go to a file of their own."""
+    case, found = f"{rows}x{context}", bench.profile([OFF, "+".join(bench.args.slices.split(","))])
+    (bench.args.out / f"{bench.args.name}-{case}-kernels.json").write_text(json.dumps(found) + "\n")
+    return {case: {arm: graph_trace.summary(step) for arm, step in found.items()}}
 
 
 @contextlib.contextmanager
@@ -221,7 +240,7 @@ def main() -> int:
     deadline.say("loading SGLang:", *arguments[2:])
     runner = sglang_runner.load(arguments)
     deadline.say(f"ready; graphs of {runner.decode_cuda_graph_runner.capture_bs} rows")
-    bench, failures = Bench(runner, args), []
+    bench, failures, profiles = Bench(runner, args), [], {}
     failures += bench.notes
     for rows, context in args.cases:
         try:
@@ -231,6 +250,9 @@ def main() -> int:
             results.set(failures=failures)
             continue
         deadline.say(f"{rows} rows of {context} tokens:", {arm: round(stats.median(found), 4) for arm, found in times.items()}, "ms")
+        if args.profile:
+            profiles |= profiled(bench, rows, context)
+            results.set(profile=profiles)
         for arm in bench.arms:
             if arm == OFF:
                 continue

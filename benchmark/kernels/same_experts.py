@@ -81,3 +81,8 @@ def others_chosen(layers: Sequence[Any], own: dict[int, torch.Tensor], given: di
         ]
         moved.append((chosen[0] != chosen[1]).any(1))
     return float(torch.cat(moved).float().mean())
+
+
+def router_distances(own: dict[int, torch.Tensor], given: dict[int, torch.Tensor]) -> list[float]:
+    """By layer, how far two routers' logits are from each other, by the norm: the states in front of each MoE, seen through its router."""
+    return [float((given[i].float() - own[i].float()).norm() / own[i].float().norm()) for i in sorted(own)]

@@ -8,18 +8,9 @@ import threading
 import time
 from pathlib import Path
 
+from benchmark.common import graph_trace
 from benchmark.serve.client import Client, random_prompt
 from sgl_lowlatency.bench import stats
-
-
-def busy_us(events: list[dict]) -> float:
-    """Microseconds covered by at least one event (streams may overlap)."""
-    total, end = 0.0, float("-inf")
-    for event in sorted(events, key=lambda e: e["ts"]):
-        begin, stop = event["ts"], event["ts"] + event["dur"]
-        total += max(stop - max(begin, end), 0.0)
-        end = max(end, stop)
-    return total
 
 
 def summarize(trace: dict) -> dict:
@@ -28,30 +19,23 @@ def summarize(trace: dict) -> dict:
     A step is what one graph launch runs. Kernels carry their launch's correlation id; in a trace without these the totals
     are divided by the number of launches ("method" says which). Raises ValueError without launches or kernels.
     """
-    events = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
-    launches = [e for e in events if "GraphLaunch" in e.get("name", "")]
-    work = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    launches, work, groups = graph_trace.steps(trace)
     if not launches or not work:
-        raise ValueError(f"the trace has {len(launches)} graph launches and {len(work)} device events")
-    steps: dict[int, list[dict]] = {e["args"]["correlation"]: [] for e in launches if "correlation" in e.get("args", {})}
-    for event in work:
-        if event.get("args", {}).get("correlation") in steps:
-            steps[event["args"]["correlation"]].append(event)
-    groups = [step for step in steps.values() if step]
+        raise ValueError(f"the trace has {launches} graph launches and {len(work)} device events")
     if not groups:
-        kernels = sum(e["cat"] == "kernel" for e in work) / len(launches)
+        kernels = sum(e["cat"] == "kernel" for e in work) / launches
         return {
             "method": "total",
-            "steps": len(launches),
+            "steps": launches,
             "kernels": kernels,
-            "busy_ms": busy_us(work) / len(launches) / 1e3,
+            "busy_ms": graph_trace.busy_us(work) / launches / 1e3,
         }
     spans = [max(e["ts"] + e["dur"] for e in step) - min(e["ts"] for e in step) for step in groups]
     return {
         "method": "correlation",
         "steps": len(groups),
         "kernels": stats.median([sum(e["cat"] == "kernel" for e in step) for step in groups]),
-        "busy_ms": stats.median([busy_us(step) for step in groups]) / 1e3,
+        "busy_ms": stats.median([graph_trace.busy_us(step) for step in groups]) / 1e3,
         "span_ms": stats.median(spans) / 1e3,
     }
 

@@ -2,6 +2,7 @@
 layers and the step are those of tests/deepseek_layers.py, in emulation."""
 
 import functools
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -83,6 +84,7 @@ def test_an_arm_is_judged_on_the_experts_that_it_chose(bench, arm, monkeypatch):
     made = bench()
     found, problems = deepseek_step.judge(made, arm, 2, 9, 50)
     assert problems == [] and 0 < found["same_experts_distance"] < deepseek_step.NEAR / 2 and found["others_chosen"] == 0
+    assert len(found["router_distances"]) == len(made.runner.model.model.layers) and 0 < max(found["router_distances"]) < 0.1
     assert made.runner.decode_cuda_graph_runner is made.runner and "forward" not in made.runner.model.__dict__
     assert made.step.running.router_logits is None and all("forward" not in layer.mlp.gate.__dict__ for layer in made.runner.model.model.layers)
 
@@ -118,6 +120,18 @@ def test_a_choice_that_misses_its_check_is_a_note(bench, monkeypatch):
     made = bench()
     assert list(made.arms) == ["sglang", "attention_in", "moe"] and len(made.notes) == 3
     assert made.notes[0].startswith("attention_out: slices differ from SGLang's launches in a step of 2 rows: attention_out.streams ")
+
+
+def test_a_profile_names_the_kernels_of_both_ends(bench, monkeypatch, tmp_path):
+    made = bench()
+    made.args.out, made.args.name = tmp_path, "step"
+    made.measure(2, 9, 50)
+    kernel = {"name": "k", "stream": 7, "start_us": 0.0, "us": 2.0}
+    monkeypatch.setattr(deepseek_step.graph_trace, "record", lambda replay: [kernel] * (1 + [r for r in made.replays.values()].index(replay)))
+    monkeypatch.setattr(made, "replays", {name: object() for name in made.replays})
+    found = deepseek_step.profiled(made, 2, 9)
+    assert {arm: told["kernels"] for arm, told in found["2x9"].items()} == {"sglang": 1, ALL: 6}
+    assert json.loads((tmp_path / "step-2x9-kernels.json").read_text())["sglang"] == [kernel]
 
 
 def test_a_step_outside_of_its_graph_is_no_measurement(bench, monkeypatch):

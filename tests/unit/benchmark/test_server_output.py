@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmark.common import graph_trace
 from benchmark.serve import coverage, refusals, server, trace
 
 PAGE = """# HELP sgl_lowlatency:decode_steps_total Decode steps run by decode_step.
@@ -80,6 +81,19 @@ def test_a_step_is_the_kernels_of_one_graph_launch():
     assert (got["method"], got["steps"], got["kernels"]) == ("correlation", 2, 2.0)
     assert got["busy_ms"] == pytest.approx((2.0 + 2.0) / 2)  # 100..1600 and 2000..2500; 5100..7100
     assert got["span_ms"] == pytest.approx((2.4 + 2.0) / 2)
+
+
+def test_the_median_replay_is_told_kernel_by_kernel():
+    events = [event("cudaGraphLaunch", "cuda_runtime", 1000 * i, 5, i) for i in (1, 2, 3)]
+    for i, scale in ((1, 1), (2, 3), (3, 2)):  # the third has the median span
+        events += [event("void ns::norm<float>(int)", "kernel", 1000 * i + 100 * scale, 10, i), event("gemm", "kernel", 1000 * i + 10, 100 * scale, i)]
+    step = graph_trace.median_step({"traceEvents": events})
+    assert [(k["name"], k["start_us"], k["us"]) for k in step] == [("gemm", 0, 200), ("ns::norm<float>", 190, 10)]
+    assert graph_trace.summary([*step, {**step[1], "start_us": 250.0}]) == {
+        "kernels": 3, "busy_us": 210, "span_us": 260, "by_name": [("gemm", 1, 200), ("ns::norm<float>", 2, 20)]
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="no device events"):
+        graph_trace.median_step({"traceEvents": events[:3]})
 
 
 def test_without_correlation_the_total_is_divided_by_the_launches():
