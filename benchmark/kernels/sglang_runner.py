@@ -55,7 +55,8 @@ def load(arguments: list[str]) -> Any:
 @dataclasses.dataclass
 class Step:
     """The first decode step behind `prompts`, run once. token: [rows] its input ids. logits: [rows, vocab]. batch: SGLang's
-    ForwardBatch, of `scheduled`, its ScheduleBatch. in_graph: whether a captured graph ran it."""
+    ForwardBatch, of `scheduled`, its ScheduleBatch. in_graph: whether a captured graph ran it. history: of engram_history in front of the step, None where
+    the model has none."""
 
     prompts: list[list[int]]
     token: torch.Tensor
@@ -63,13 +64,14 @@ class Step:
     batch: Any
     scheduled: Any
     in_graph: bool
+    history: torch.Tensor | None = None
 
 
 def decode(runner: Any, *, rows: int, context: int, vocab: int, within: contextlib.AbstractContextManager | None = None) -> Step:
     """Prefills `rows` random prompts and runs the decode step at which each has `context` tokens with the new one.
 
-    Everything cached before is dropped. Replaying the step's graph again computes and writes the same once more. within: entered for the decode step
-    alone.
+    Everything cached before is dropped. Replaying the step's graph again computes and writes the same once more, but for a model with Engram layers,
+    whose history takes the token in once more (`again` puts it back). within: entered for the decode step alone.
     """
     from sglang.benchmark import one_batch
 
@@ -82,13 +84,24 @@ def decode(runner: Any, *, rows: int, context: int, vocab: int, within: contextl
     with torch.no_grad():
         scheduled.input_ids = token.to(torch.int64)
         scheduled.prepare_for_decode()
-    return _forward(runner, prompts, scheduled, within)
+    history = engram_history(runner)
+    before = None if history is None else history.clone()
+    return dataclasses.replace(_forward(runner, prompts, scheduled, within), history=before)
 
 
 def again(runner: Any, step: Step, within: contextlib.AbstractContextManager | None = None) -> Step:
     """`step` once more: of the same tokens and slots, behind the same prefill. A second prefill would not do to compare two ways to run a step: that of
-    random weights does not always choose the same token."""
-    return _forward(runner, step.prompts, step.scheduled, within)
+    random weights does not always choose the same token. The tokens that Engram layers hash, which every decode step moves on, are those in front of
+    `step` again."""
+    if step.history is not None:
+        engram_history(runner).copy_(step.history)
+    return dataclasses.replace(_forward(runner, step.prompts, step.scheduled, within), history=step.history)
+
+
+def engram_history(runner: Any) -> torch.Tensor | None:
+    """The last tokens of every request slot, which DeepSeek-V4.1's Engram layers hash, as SGLang keeps them; None for a model without."""
+    hasher = getattr(getattr(runner.model, "model", None), "engram_hasher", None)
+    return None if hasher is None else hasher.history
 
 
 @torch.no_grad()

@@ -113,6 +113,17 @@ def test_an_arm_that_sglang_ran_is_not_judged(bench, monkeypatch):
     )  # fmt: skip
 
 
+def test_a_step_of_sglangs_that_does_not_repeat_itself_is_told(bench, monkeypatch):
+    made, run = bench("moe"), []
+
+    def again(runner, step, within=None):
+        run.append(runner.backend._outputs["key"])
+        return SimpleNamespace(in_graph=True, logits=run[-1] * (1 + 0.5 * (len(run) == len(made.arms))))
+
+    monkeypatch.setattr(sglang_runner, "again", again)
+    assert made.measure(2, 9, 50)[1]["sglang"] == pytest.approx(0.5)
+
+
 def test_a_choice_that_misses_its_check_is_a_note(bench, monkeypatch):
     from sgl_lowlatency.specs.nvidia import deepseek_v4
 
