@@ -102,6 +102,20 @@ def test_the_gains_of_sessions():
     assert re.search(four + " times the output tokens a second and user", WORDS).groups() == ratios("replay-qwen3-8b", "itl_p50")
     assert re.search("prefill and all, " + four + " times by the median", WORDS).groups() == ratios("replay-qwen3-8b", "e2e_p50")
     assert re.search("1,024 out: " + four + r" \(", WORDS).groups() == ratios("random-8k-1k-qwen3-8b", "itl_p50")
+    assert re.search("servers one at a time: " + four + r" times \(", WORDS).groups() == ratios("replay-qwen3-30b-a3b", "itl_p50")
+    assert re.search("and of random tokens " + four + r" \(", WORDS).groups() == ratios("random-8k-1k-qwen3-30b-a3b", "itl_p50")
+
+
+def test_the_step_of_deepseek():
+    ratios = re.search(r"a step with all three is ([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+) times as fast at 1, 2, 4 and 8 rows", WORDS).groups()
+    rows = {row["rows"]: row for row in rows_of("deepseek-step") if row["kernel"] == "attention_in+attention_out+moe"}
+    assert ratios == tuple(f"{rows[number]['ratio']:.2f}" for number in (1, 2, 4, 8))
+    assert not any(row["problems"] for row in rows_of("deepseek-step")) and "0.07 of their norm" in WORDS
+    assert {f"{row['same_experts_distance']:.2f}" for row in rows.values()} == {"0.07"}
+    drafts, tokens = map(int, re.search(r"a request's (\d+) drafts and (\d+) tokens are SGLang's own", WORDS).groups())
+    compared = [entry for entry in json.loads((ROOT / "benchmark/results/served-dspark-dsv41-cut.json").read_text())["tokens"] if entry["batch"] == 1]
+    assert (drafts, tokens) == tuple(sum(entry[key] for entry in compared) for key in ("drafts_compared", "tokens_compared"))
+    assert not any(entry["wrong_drafts"] or entry["texts_part_at"] for entry in compared)
 
 
 def test_the_share_of_the_floor():
