@@ -22,7 +22,7 @@
 #                     no network. REPLAY_ARGS stands for `--model qwen3-8b --scale 0.5`: with `--scale 1` contexts reach 32k and the
 #                     sessions take twice the time; on a CPU `--smoke --scale 0.02`
 #          replay-moe   Qwen3-30B-A3B, contexts of up to 64k, servers in turn: two starts a repeat, so a call of 580 s has one repeat, and the same
-#                     call on the same host goes on with the next (about 19 min in all)
+#                     call on the same host goes on with the next (about 15 min in all)
 #          replay-aiperf, replay-scenario  Qwen3-8B by aiperf, from the wheels in WHEELS, a folder; scenario: with thinking time, 120 s a run at 1
 #                     and 4 (about 16 min each: calls of 580 s that go on). `benchmark.replay … --dry-run` tells what its arguments take
 #          ranks      two GPUs: the tensor-parallel step and its timeline, a layer's sums against NCCL and SGLang, a million launches, a killed

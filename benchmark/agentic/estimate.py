@@ -30,8 +30,7 @@ class Speed:
 DENSE = Speed({1: 5.5, 2: 5.9, 4: 6.3, 8: 8.0}, 28_000, 45, "measured in replays of Qwen3-8B on an H200, the start on a cold host assumed")
 KNOWN = {
     "qwen3-8b": DENSE,
-    "qwen3-30b-a3b": Speed({1: 4.1, 2: 5.1, 4: 6.7, 8: 9.7}, 25_000, 80, "a tenth above the steps of 1,024 tokens of Qwen3-30B-A3B on an H200; "
-                           "prefill and start assumed"),
+    "qwen3-30b-a3b": Speed({1: 4.2, 2: 5.2, 4: 7.0, 8: 10.3}, 25_000, 40, "measured in replays of Qwen3-30B-A3B on an H200, with its starts; prefill assumed"),
 }  # fmt: skip
 OVERHEAD_S = {aiperf_driver.NAME: 30.0}  # of a run beside its requests, assumed
 WARM_UP_S = 60.0  # of a scenario's run in front of its duration, assumed

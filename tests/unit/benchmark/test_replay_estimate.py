@@ -52,7 +52,7 @@ def test_the_line_counts_starts_and_runs(tmp_path):
         line = estimate.words(args, works, "qwen3-8b")
         assert line.startswith(f"about {minutes:.0f} min: {started}12 runs of 5 to 5 s (5.5 to 8 ms")
     scenario = estimate.words(arguments(mode="scenario-timing", driver="aiperf", repeats=1, duration=120), works, "qwen3-30b-a3b")
-    assert scenario.startswith("about 17 min: 2 starts of 80 s and 4 runs of 210 to 210 s (4.1 to 9.7 ms a token")
+    assert scenario.startswith("about 15 min: 2 starts of 40 s and 4 runs of 210 to 210 s (4.2 to 10.3 ms a token")
     assert estimate.words(arguments(smoke=True), works, "tiny").startswith("no estimate")
     assert "of no other: measured in replays of Qwen3-8B" in estimate.words(arguments(), works, "other")
 
