@@ -66,6 +66,15 @@ def summary(step: list[dict]) -> dict:
     return {"kernels": len(step), "busy_us": round(busy, 2), "span_us": round(span, 2), "by_name": longest}
 
 
+def laps(step: list[dict], mark: str) -> list[list[dict]]:
+    """A median_step cut where kernels begin whose name has `mark` in it: what began from one to the next, without what is in front of the first and
+    behind the last. Times of a lap are from its first kernel's start on."""
+    at = [i for i, event in enumerate(step) if mark in event["name"]]
+    return [
+        [{**event, "start_us": round(event["start_us"] - step[begin]["start_us"], 2)} for event in step[begin : end + 1]] for begin, end in zip(at, at[1:])
+    ]
+
+
 def record(replay: Callable[[], None], *, replays: int = 11) -> list[dict]:
     """median_step of a graph's replay on the current device."""
     import torch

@@ -43,6 +43,7 @@ OFF, AGAIN = "sglang", "sglang again"
 # transposed mix 0.15 and another expert more than 0.4.
 NEAR = 0.1
 COMPARED = (("off_repeat_distance", 6), ("same_experts_distance", 7), ("others_chosen", 6))  # of a results row, with their widths in the table
+ATTENTION = "flash_fwd_splitkv_mla"  # in the name of SGLang's sparse attention on sm_90
 DEADLINE_S = 5.0
 PAGE_TOKENS = 256  # of SGLang's pool for this model
 
@@ -198,7 +199,25 @@ def profiled(bench: Bench, rows: int, context: int) -> dict[str, dict[str, dict]
     """By case and arm, the kernels of SGLang's step and of that with all slices, which also go to a file of their own."""
     case, found = f"{rows}x{context}", bench.profile([OFF, "+".join(bench.args.slices.split(","))])
     (bench.args.out / f"{bench.args.name}-{case}-kernels.json").write_text(json.dumps(found) + "\n")
-    return {case: {arm: graph_trace.summary(step) for arm, step in found.items()}}
+    return {case: {arm: graph_trace.summary(step) | layers_of(step) for arm, step in found.items()}}
+
+
+def layers_of(step: list[dict]) -> dict[str, list]:
+    """layer_us and layer_kernels from each layer's sparse attention to the next one's, and of the layer that took least, `layer`: (start_us, us, name) of
+    every kernel, the next attention last. Empty where no attention is known."""
+    found = graph_trace.laps(step, ATTENTION)
+    shortest = min(found, key=lambda lap: lap[-1]["start_us"], default=[])
+    return {
+        "layer_us": [lap[-1]["start_us"] for lap in found], "layer_kernels": [len(lap) - 1 for lap in found],
+        "layer": [(event["start_us"], event["us"], event["name"]) for event in shortest],
+    }  # fmt: skip
+
+
+def repeat_problems(distance_to_itself: float) -> list[str]:
+    """What is wrong where SGLang's own step, run a second time, gives other logits."""
+    if distance_to_itself <= NEAR:
+        return []
+    return [f"SGLang's own step, run twice, differs by {distance_to_itself:.3g} of its norm: distances prove nothing"]
 
 
 @contextlib.contextmanager
@@ -258,8 +277,7 @@ def main() -> int:
             if arm == OFF:
                 continue
             found, problems = judge(bench, arm, rows, context, runner.model_config.vocab_size)
-            if distances[OFF] > NEAR:
-                problems.append(f"SGLang's own step, run twice, differs by {distances[OFF]:.3g} of its norm: nothing is compared")
+            problems += repeat_problems(distances[OFF])
             results.add(
                 model=args.model.name, dtype="fp8", tp=1, mode="decode", metric="step", kernel=arm, batch=rows, rows=rows, context=context,
                 off_ms=[round(t, 5) for t in times[OFF]], on_ms=[round(t, 5) for t in times[arm]], logits_distance=round(distances[arm], 4),

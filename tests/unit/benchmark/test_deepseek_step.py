@@ -121,7 +121,9 @@ def test_a_step_of_sglangs_that_does_not_repeat_itself_is_told(bench, monkeypatc
         return SimpleNamespace(in_graph=True, logits=run[-1] * (1 + 0.5 * (len(run) == len(made.arms))))
 
     monkeypatch.setattr(sglang_runner, "again", again)
-    assert made.measure(2, 9, 50)[1]["sglang"] == pytest.approx(0.5)
+    assert (found := made.measure(2, 9, 50)[1]["sglang"]) == pytest.approx(0.5)
+    assert deepseek_step.repeat_problems(found) == ["SGLang's own step, run twice, differs by 0.5 of its norm: distances prove nothing"]
+    assert deepseek_step.repeat_problems(0.0) == []
 
 
 def test_a_choice_that_misses_its_check_is_a_note(bench, monkeypatch):
@@ -143,6 +145,15 @@ def test_a_profile_names_the_kernels_of_both_ends(bench, monkeypatch, tmp_path):
     found = deepseek_step.profiled(made, 2, 9)
     assert {arm: told["kernels"] for arm, told in found["2x9"].items()} == {"sglang": 1, ALL: 6}
     assert json.loads((tmp_path / "step-2x9-kernels.json").read_text())["sglang"] == [kernel]
+
+
+def test_layers_are_told_from_attention_to_attention():
+    names = ["embed", "x::flash_fwd_splitkv_mla_fp8", "moe", "x::flash_fwd_splitkv_mla_fp8", "moe", "post", "x::flash_fwd_splitkv_mla_fp8", "head"]
+    step = [{"name": name, "stream": 7, "start_us": 10.0 * i * i, "us": 5.0} for i, name in enumerate(names)]
+    found = deepseek_step.layers_of(step)
+    assert found["layer_us"] == [80.0, 270.0] and found["layer_kernels"] == [2, 3]
+    assert found["layer"] == [(0.0, 5.0, names[1]), (30.0, 5.0, "moe"), (80.0, 5.0, names[3])]
+    assert deepseek_step.layers_of(step[:2]) == {"layer_us": [], "layer_kernels": [], "layer": []}
 
 
 def test_a_step_outside_of_its_graph_is_no_measurement(bench, monkeypatch):
