@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import attention_in_cases
 import attention_out_cases
 import torch
+from hyper_connection_cases import seeded_hyper
 
 from sgl_lowlatency.kernels.attention_in import AttentionInSizes
 from sgl_lowlatency.kernels.attention_out import AttentionOutSizes
@@ -40,9 +41,10 @@ class DeepseekV4CudaDecoderLayer(SimpleNamespace):
 
 
 def decoder_layer():
-    first, last = attention_in_cases.random_weights(IN), attention_out_cases.random_weights(OUT)
+    first, last, ffn = attention_in_cases.random_weights(IN), attention_out_cases.random_weights(OUT), seeded_hyper(256, 3)
     hc = SimpleNamespace(mult=4, sinkhorn_iters=20, eps=1e-6, rms_eps=1e-20, hidden=256)
     return DeepseekV4CudaDecoderLayer(
-        self_attn=MQALayer(first, last), hc_cfg=hc, boundary_pre_from_prev=True, hc_attn_fn=last.mix, hc_attn_scale=last.mix_scale,
-        hc_attn_base=last.mix_base, input_layernorm=norm(first.norm, first.norm_eps), post_attention_layernorm=norm(last.norm, last.norm_eps),
+        self_attn=MQALayer(first, last), hc_cfg=hc, boundary_pre_from_prev=True, hc_attn_fn=last.hyper.mix, hc_attn_scale=last.hyper.mix_scale,
+        hc_attn_base=last.hyper.mix_base, hc_ffn_fn=ffn.mix, hc_ffn_scale=ffn.mix_scale, hc_ffn_base=ffn.mix_base,
+        input_layernorm=norm(first.norm, first.norm_eps), post_attention_layernorm=norm(last.norm, last.norm_eps),
     )  # fmt: skip

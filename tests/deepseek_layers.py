@@ -110,7 +110,7 @@ class DeepseekV4CudaDecoderLayer(sglang_model.DeepseekV4CudaDecoderLayer):
         self.input_layernorm, self.post_attention_layernorm = Norm(first.norm, first.norm_eps), Norm(last.norm, last.norm_eps)
         for name, w in (("attn", last), ("ffn", ffn)):
             for part in ("fn", "scale", "base"):
-                tensor = {"fn": w.mix, "scale": w.mix_scale, "base": w.mix_base}[part]
+                tensor = {"fn": w.hyper.mix, "scale": w.hyper.mix_scale, "base": w.hyper.mix_base}[part]
                 setattr(self, f"hc_{name}_{part}", torch.nn.Parameter(tensor, requires_grad=False))
         self.hc_cfg = mhc.HcConfig(4, 20, 1e-6, 1e-20, HIDDEN, True, False)
         self.attn_hc = mhc.HcSubLayer(self.hc_cfg, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base, self.input_layernorm)

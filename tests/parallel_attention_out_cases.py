@@ -7,10 +7,11 @@ import torch
 from attention_out_cases import POSITIONS, random_weights
 
 from sgl_lowlatency import _C
-from sgl_lowlatency.kernels.attention_out import MIXES, AttentionOutSizes
+from sgl_lowlatency.kernels.attention_out import AttentionOutSizes
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
+from sgl_lowlatency.kernels.hyper_connection import MIXES, STREAMS
 from sgl_lowlatency.kernels.parallel_attention_out import ParallelAttentionOut, VirtualAttentionOut, virtual_attention_out_views
-from sgl_lowlatency.kernels.slice import SCALE_BLOCK, STREAMS
+from sgl_lowlatency.kernels.slice import SCALE_BLOCK
 from sgl_lowlatency.reference import attention_out as oracle
 from sgl_lowlatency.reference import gate
 

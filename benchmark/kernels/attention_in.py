@@ -18,7 +18,7 @@ import torch
 
 from benchmark.common import slice_bench
 from sgl_lowlatency.kernels.attention_in import HEAD_DIM, HEAD_ROPE, POINTS, AttentionIn, AttentionInSizes, AttentionInWeights, KvPages
-from sgl_lowlatency.kernels.slice import STREAMS
+from sgl_lowlatency.kernels.hyper_connection import STREAMS
 from sgl_lowlatency.reference import attention_in as oracle
 from sgl_lowlatency.reference import gate
 

@@ -18,8 +18,8 @@ import sys
 import torch
 
 from benchmark.common import slice_bench
-from sgl_lowlatency.kernels.attention_out import MIXES, POINTS, AttentionOut, AttentionOutSizes, AttentionOutWeights
-from sgl_lowlatency.kernels.slice import STREAMS
+from sgl_lowlatency.kernels.attention_out import POINTS, AttentionOut, AttentionOutSizes, AttentionOutWeights
+from sgl_lowlatency.kernels.hyper_connection import MIXES, STREAMS, HyperConnection
 from sgl_lowlatency.reference import attention_out as oracle
 from sgl_lowlatency.reference import gate
 
@@ -44,8 +44,11 @@ def random_weights(device: torch.device, seed: int) -> AttentionOutWeights:
 
     return AttentionOutWeights(
         normal(z.latent, z.group_width, std=z.group_width**-0.5).bfloat16(), *slice_bench.fp8_matrix(generator, z.hidden, z.latent),
-        slice_bench.frequencies(device, POSITIONS, z.rope_dim // 2), normal(MIXES, STREAMS * z.hidden, std=2 * (STREAMS * z.hidden) ** -0.5),
-        torch.ones(3, device=device), normal(MIXES, std=0.5), (1 + normal(z.hidden, std=0.2)).bfloat16(), 20, 1e-6, 1e-20, 1e-20,
+        slice_bench.frequencies(device, POSITIONS, z.rope_dim // 2),
+        HyperConnection(
+            normal(MIXES, STREAMS * z.hidden, std=2 * (STREAMS * z.hidden) ** -0.5), torch.ones(3, device=device), normal(MIXES, std=0.5), 20, 1e-6, 1e-20
+        ),
+        (1 + normal(z.hidden, std=0.2)).bfloat16(), 1e-20,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ namespace sgl_lowlatency {
 void bind_attention_out(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
-  SGL_CONSTANT(kAttnOutMaxPanel); SGL_CONSTANT(kAttnOutMaxLatent); SGL_CONSTANT(kMixes); SGL_CONSTANT(kAttnOutA); SGL_CONSTANT(kAttnOutB);
+  SGL_CONSTANT(kAttnOutMaxPanel); SGL_CONSTANT(kAttnOutMaxLatent); SGL_CONSTANT(kAttnOutA); SGL_CONSTANT(kAttnOutB);
 #undef SGL_CONSTANT
   a.attr("kAttnOutEdgeNames") = std::vector<std::string>{"mix", "coefficients", "partial", "latent", "output", "squares"};
   a.attr("kAttnOutOpNames") = std::vector<std::string>{"wo_a", "wo_b"};
@@ -37,12 +37,11 @@ void bind_attention_out(py::module_& m) {
   py::class_<abi::AttentionOutParams> params(a, "AttentionOutParams");
   params.def(py::init([] { return abi::AttentionOutParams{}; }))
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::AttentionOutParams::name)
-      SGL_FIELD(rows) SGL_FIELD(geometry) SGL_FIELD(sinkhorn_iterations) SGL_FIELD(mix_eps) SGL_FIELD(mix_rms_eps) SGL_FIELD(norm_eps)
+      SGL_FIELD(rows) SGL_FIELD(geometry) SGL_FIELD(hyper) SGL_FIELD(norm_eps)
       SGL_FIELD(max_position) SGL_FIELD(x_stride) SGL_FIELD(shared) SGL_FIELD(deadline_ns) SGL_FIELD(rank) SGL_FIELD(generation_words);
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::AttentionOutParams::name)
-  SGL_POINTER(x); SGL_POINTER(positions); SGL_POINTER(freqs); SGL_POINTER(streams); SGL_POINTER(mix); SGL_POINTER(mix_scale); SGL_POINTER(norm);
-  SGL_POINTER(mix_base); SGL_POINTER(maps); SGL_POINTER(scales); SGL_POINTER(streams_out); SGL_POINTER(out); SGL_POINTER(coefficients);
+  SGL_POINTER(x); SGL_POINTER(positions); SGL_POINTER(freqs); SGL_POINTER(norm); SGL_POINTER(maps); SGL_POINTER(scales); SGL_POINTER(out);
   SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
 #undef SGL_POINTER
 #ifdef SGL_LOWLATENCY_WITH_CUDA

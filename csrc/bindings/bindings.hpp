@@ -40,6 +40,7 @@ void bind_abi(py::module_& m);
 void bind_decode_step(py::module_& m);
 void bind_bitmap_routing(py::module_& m);
 void bind_draft_sampler(py::module_& m);
+void bind_hyper_connection(py::module_& m);
 void bind_fused_moe(py::module_& m);
 void bind_slice(py::module_& m);
 void bind_attention_out(py::module_& m);

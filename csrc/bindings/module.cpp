@@ -23,6 +23,7 @@ void bind_module(py::module_& m) {
   bind_decode_step(m);
   bind_bitmap_routing(m);
   bind_draft_sampler(m);
+  bind_hyper_connection(m);
   bind_fused_moe(m);
   bind_slice(m);
   bind_attention_out(m);

@@ -8,7 +8,7 @@ namespace sgl_lowlatency {
 void bind_slice(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
-  SGL_CONSTANT(kSliceMaxRows); SGL_CONSTANT(kSliceScaleBlock); SGL_CONSTANT(kStreams);
+  SGL_CONSTANT(kSliceMaxRows); SGL_CONSTANT(kSliceScaleBlock);
 #undef SGL_CONSTANT
   py::class_<abi::SliceSmem>(a, "SliceSmem")
       .def_readonly("total_bytes", &abi::SliceSmem::total_bytes).def_readonly("num_stages", &abi::SliceSmem::num_stages)

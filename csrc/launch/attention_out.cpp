@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "launch/hyper_connection.hpp"
+
 namespace sgl_lowlatency::launch {
 
 void check_attention_out(const abi::AttentionOutParams& p, int32_t grid) {
@@ -20,14 +22,12 @@ void check_attention_out(const abi::AttentionOutParams& p, int32_t grid) {
   check.require_within(abi::attn_out_group_k(g), abi::chunk_k(2), abi::kAttnOutMaxPanel, "a group's width");
   check.require_multiple(abi::attn_out_latent(g), abi::chunk_k(1), "latent width");
   check.require_within(abi::attn_out_latent(g), abi::chunk_k(1), abi::kAttnOutMaxLatent, "latent width");
-  check.require(p.sinkhorn_iterations >= 1, "sinkhorn_iterations " + std::to_string(p.sinkhorn_iterations) + " is below 1");
-  check.require(p.mix_eps >= 0.0f && p.mix_rms_eps >= 0.0f && p.norm_eps >= 0.0f, "an eps is negative");
+  check.require(p.norm_eps >= 0.0f, "norm_eps is negative");
+  check_hyper_connection(check.kernel, p.hyper);
   check.require(p.x_stride % 8 == 0 && p.x_stride >= g.heads * g.head_dim,
           "x_stride " + std::to_string(p.x_stride) + " is not a multiple of 8 that holds a row");
-  check.require(p.streams != p.streams_out, "streams_out is streams");
   check.require_launch(p, grid, abi::attn_out_smem(g, p.rows), abi::attn_out_handover(g, p.rows, grid).total_words,
-                       {p.x, p.positions, p.freqs, p.streams, p.mix, p.mix_scale, p.mix_base, p.norm, p.maps, p.scales, p.streams_out, p.out,
-                        p.workspace, p.state, p.fault});
+                       {p.x, p.positions, p.freqs, p.norm, p.maps, p.scales, p.out, p.workspace, p.state, p.fault});
 }
 
 }  // namespace sgl_lowlatency::launch

@@ -28,8 +28,7 @@ def case():
         "x": torch.randn(ROWS, SIZES.heads, SIZES.head_dim, generator=generator).bfloat16(), "positions": torch.tensor([0, 3, 96, 50, 3]),
         "streams": torch.randn(ROWS, 4, SIZES.hidden, generator=generator).bfloat16(),
         "y": torch.randn(ROWS, SIZES.hidden, generator=generator).bfloat16(),
-        **{name: getattr(weights, name) for name in ("freqs_cis", "mix", "mix_scale", "mix_base", "norm", "sinkhorn_iterations", "mix_rms_eps",
-                                                     "mix_eps", "norm_eps")},
+        **{name: getattr(weights, name) for name in ("freqs_cis", "norm", "norm_eps")}, **vars(weights.hyper),
     }  # fmt: skip
 
 
@@ -72,7 +71,7 @@ def test_heads_are_rotated_back_as_by_sglang(case, sglangs):
 
 def test_coefficients_are_sglangs(case, sglangs):
     """The interpreter's products are fp32."""
-    wanted = oracle.coefficients(case[0], case[1]["streams"])
+    wanted = oracle.coefficients(case[0].hyper, case[1]["streams"])
     assert float((sglangs["coefficients"].double() - wanted).abs().max()) < 2e-5
 
 
@@ -95,7 +94,7 @@ def test_torch_functions_agree(case):
     post, comb, combined = _mhc_pre_torch(
         c["streams"], c["mix"], c["mix_scale"], c["mix_base"], c["mix_rms_eps"], c["mix_eps"], c["mix_eps"], 2.0, c["sinkhorn_iterations"]
     )
-    mixed = oracle.coefficients(weights, c["streams"])
+    mixed = oracle.coefficients(weights.hyper, c["streams"])
     assert float((torch.cat((post.flatten(1), comb.flatten(1)), 1).double() - mixed[:, 4:]).abs().max()) < 2e-5
     wanted = torch.einsum("tk,tkh->th", mixed[:, :4], c["streams"].double())
     assert bool(((combined.double() - wanted).abs() <= wanted.abs() * 2.0**-8 * 1.01 + 1e-6).all())

@@ -91,7 +91,9 @@ def test_sizes_that_do_not_fit_are_refused(change, words):
     ("wo_b_scale", lambda t: t.fill_(3.0), "wo_b_scale: 3.0 is no power of two"),
     ("wo_a", lambda t: t[:, :-64], r"wo_a: shape \(128, 64\) is not \(128, 128\)"),
     ("freqs_cis", lambda t: t[:, :4], "freqs_cis: shape"),
-    ("mix", lambda t: t.bfloat16(), "mix: dtype torch.bfloat16 is not torch.float32"),
+    ("hyper", lambda h: dataclasses.replace(h, mix=h.mix.bfloat16()), "mix: dtype torch.bfloat16 is not torch.float32"),
+    ("hyper", lambda h: dataclasses.replace(h, sinkhorn_iterations=0), "sinkhorn_iterations 0 is below 1"),
+    ("hyper", lambda h: dataclasses.replace(h, mix_eps=-1e-6), "mix_eps -1e-06 is negative or no number"),
 ])  # fmt: skip
 def test_tensors_that_do_not_fit_are_refused(field, change, words):
     layer, weights = Layer(), random_weights(SMALL)

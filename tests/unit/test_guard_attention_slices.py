@@ -22,10 +22,10 @@ def test_what_is_served_has_no_reason_and_is_what_the_kernels_take():
     attention_out.AttentionOut(OUT, 1, torch.device("cpu"), 2, 1.0).prepare(last := build.collect_attention_out(layer))
     attn = layer.self_attn
     views = ((first.wqkv_a, attn.wqkv_a.weight), (first.wq_b_scale, attn.wq_b.weight_scale_inv), (first.norm, layer.input_layernorm.weight),
-             (last.wo_a, attn.wo_a.weight), (last.mix, layer.hc_attn_fn), (last.norm, layer.post_attention_layernorm.weight))  # fmt: skip
+             (last.wo_a, attn.wo_a.weight), (last.hyper.mix, layer.hc_attn_fn), (last.norm, layer.post_attention_layernorm.weight))  # fmt: skip
     assert all(own.data_ptr() == theirs.data_ptr() for own, theirs in views)
     assert (first.norm_eps, first.q_norm_eps, first.kv_norm_eps) == (1e-6, 2e-6, 3e-6)
-    assert (last.sinkhorn_iterations, last.mix_eps, last.mix_rms_eps, last.norm_eps) == (20, 1e-6, 1e-20, 1e-6)
+    assert (last.hyper.sinkhorn_iterations, last.hyper.mix_eps, last.hyper.mix_rms_eps, last.norm_eps) == (20, 1e-6, 1e-20, 1e-6)
 
 
 def scales(rows, columns, odd):
@@ -109,8 +109,6 @@ def test_configs(fields, reasons):
 
 
 def test_the_limits_are_the_kernels():
-    assert (guard.STREAMS, guard.MIXES, guard.HEAD_DIM, guard.ROPE) == (
-        slices.STREAMS, attention_out.MIXES, attention_in.HEAD_DIM, attention_in.HEAD_ROPE
-    )  # fmt: skip
+    assert (guard.HEAD_DIM, guard.ROPE) == (attention_in.HEAD_DIM, attention_in.HEAD_ROPE)
     assert (guard.MAX_GROUP, guard.MAX_LATENT, guard.MAX_LORA) == (attention_out.MAX_PANEL, attention_out.MAX_LATENT, attention_in.MAX_LORA)
     assert (guard.MIN_SCALE, guard.MAX_SCALE, guard.BLOCK) == (slices.MIN_SCALE, slices.MAX_SCALE, [slices.SCALE_BLOCK] * 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sgl_lowlatency.build.hyper_connection import collect_hyper_connection
 from sgl_lowlatency.kernels.attention_in import AttentionInSizes, AttentionInWeights
 from sgl_lowlatency.kernels.attention_out import AttentionOutSizes, AttentionOutWeights
 
@@ -31,9 +32,8 @@ def collect_attention_in(layer: Any) -> AttentionInWeights:
 
 def collect_attention_out(layer: Any) -> AttentionOutWeights:
     """layer: as collect_attention_in's. The norm is the MoE's: what attention_out leaves is its input."""
-    attn, hc, norm = layer.self_attn, layer.hc_cfg, layer.post_attention_layernorm
+    attn, norm = layer.self_attn, layer.post_attention_layernorm
     return AttentionOutWeights(
         wo_a=attn.wo_a.weight.data, wo_b=attn.wo_b.weight.data, wo_b_scale=attn.wo_b.weight_scale_inv.data, freqs_cis=attn.freqs_cis,
-        mix=layer.hc_attn_fn.data, mix_scale=layer.hc_attn_scale.data, mix_base=layer.hc_attn_base.data, norm=norm.weight.data,
-        sinkhorn_iterations=hc.sinkhorn_iters, mix_eps=hc.eps, mix_rms_eps=hc.rms_eps, norm_eps=norm.variance_epsilon,
+        hyper=collect_hyper_connection(layer, "attn"), norm=norm.weight.data, norm_eps=norm.variance_epsilon,
     )  # fmt: skip

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sgl_lowlatency.guard import hyper_connection
 from sgl_lowlatency.guard.linear import tensor_reasons
 
-STREAMS, MIXES, HEAD_DIM, ROPE = 4, 24, 512, 64  # abi/slice.hpp, abi/attention_in.hpp
+HEAD_DIM, ROPE = 512, 64  # abi/attention_in.hpp
 MAX_GROUP, MAX_LATENT, MAX_LORA = 4096, 8192, 1408
 BLOCK = [32, 32]
 MIN_SCALE, MAX_SCALE = 2.0**-100, 2.0**7  # kernels/slice.py
@@ -34,7 +35,7 @@ SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 def config_reasons(hf_config: Any) -> list[str]:
     """Why attention_in and attention_out cannot run the layers that this config describes."""
     reasons = []
-    for name, served in (("head_dim", HEAD_DIM), ("qk_rope_head_dim", ROPE), ("hc_mult", STREAMS), ("hc_pre_from_prev_sublayer", True),
+    for name, served in (("head_dim", HEAD_DIM), ("qk_rope_head_dim", ROPE), ("hc_mult", hyper_connection.STREAMS), ("hc_pre_from_prev_sublayer", True),
                          ("q_head_norm", False)):  # fmt: skip
         if (value := getattr(hf_config, name, None)) != served:
             reasons.append(f"config.{name} {value!r} is not {served!r}")
@@ -59,18 +60,9 @@ def layer_reasons(layer: Any) -> Iterator[str]:
         if (name := type(module).__name__) != served:
             yield f"{what} is a {name}, not a{'n' if served[0] == 'M' else ''} {served}"
             return
-    hc, hidden = layer.hc_cfg, layer.hc_cfg.hidden
-    if not layer.boundary_pre_from_prev:
-        yield "the combine does not take the pre of the sublayer in front: a layer of DeepSeek-V4, or of V4.1's MTP"
-    if hc.mult != STREAMS:
-        yield f"mHC has {hc.mult} streams, not {STREAMS}"
-    if hidden % 128:
-        yield f"hidden {hidden} is not a multiple of 128"
-    if hc.sinkhorn_iters < 1:
-        yield f"mHC has {hc.sinkhorn_iters} Sinkhorn iterations"
-    for name in ("hc_attn_fn", "hc_attn_scale", "hc_attn_base"):
-        shape = {"hc_attn_fn": (MIXES, STREAMS * hidden), "hc_attn_scale": (3,), "hc_attn_base": (MIXES,)}[name]
-        yield from tensor_reasons(name, getattr(layer, name), shape, "float32")
+    hidden = layer.hc_cfg.hidden
+    yield from hyper_connection.layer_reasons(layer)
+    yield from hyper_connection.sublayer_reasons(layer, "attn")
     for name in ("input_layernorm", "post_attention_layernorm"):
         yield from _norm_reasons(name, getattr(layer, name), hidden)
     yield from _attention_reasons(layer.self_attn, hidden)

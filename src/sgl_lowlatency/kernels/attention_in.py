@@ -13,7 +13,8 @@ from sgl_lowlatency.kernels import abi  # noqa: F401  first: raises with what to
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import AttentionInFault, describe_attention_in_fault
-from sgl_lowlatency.kernels.slice import STREAMS, Layer, Slice
+from sgl_lowlatency.kernels.hyper_connection import STREAMS
+from sgl_lowlatency.kernels.slice import Layer, Slice
 
 __all__ = ["HEAD_DIM", "HEAD_ROPE", "KV_DATA_BYTES", "KV_SCALE_BYTES", "POINTS", "AttentionIn", "AttentionInSizes", "AttentionInWeights", "KvPages"]
 

@@ -14,11 +14,11 @@ from sgl_lowlatency.kernels import abi  # noqa: F401  first: raises with what to
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import AttentionOutFault, describe_attention_out_fault
-from sgl_lowlatency.kernels.slice import STREAMS, Layer, Slice
+from sgl_lowlatency.kernels.hyper_connection import HyperConnection, fill_streams
+from sgl_lowlatency.kernels.slice import Layer, Slice
 
-__all__ = ["MIXES", "POINTS", "AttentionOut", "AttentionOutSizes", "AttentionOutWeights"]
+__all__ = ["POINTS", "AttentionOut", "AttentionOutSizes", "AttentionOutWeights"]
 
-MIXES: int = _C.abi.kMixes  # coefficients of a row: pre [4], post [4], comb [4, 4]
 MAX_PANEL: int = _C.abi.kAttnOutMaxPanel
 MAX_LATENT: int = _C.abi.kAttnOutMaxLatent
 POINTS: tuple[str, ...] = tuple(_C.abi.kAttnOutPointNames)  # of a block's way through a launch: what it has begun or done
@@ -67,21 +67,15 @@ class AttentionOutWeights:
     """A layer's tensors as SGLang holds them after load on sm_90, read in place. H hidden, G groups, L lora, K a group's width, P positions.
 
     wo_a: bf16 [G * L, K]. wo_b: float8_e4m3fn [H, G * L]; wo_b_scale: float32 [H / 32, G * L / 32], powers of two. freqs_cis: complex64 [P,
-    rope_dim / 2]. Of the attention's hyper-connection: mix float32 [24, 4 H], mix_scale float32 [3], mix_base float32 [24]. norm: bf16 [H], of the
-    sublayer behind.
+    rope_dim / 2]. hyper: the attention's. norm: bf16 [H], of the sublayer behind.
     """
 
     wo_a: torch.Tensor
     wo_b: torch.Tensor
     wo_b_scale: torch.Tensor
     freqs_cis: torch.Tensor
-    mix: torch.Tensor
-    mix_scale: torch.Tensor
-    mix_base: torch.Tensor
+    hyper: HyperConnection
     norm: torch.Tensor
-    sinkhorn_iterations: int
-    mix_eps: float
-    mix_rms_eps: float
     norm_eps: float
 
 
@@ -95,10 +89,8 @@ class AttentionOut(Slice):
         """A layer for `launch`. Reads every scale once. Raises ValueError naming the tensor that does not fit."""
         self._require_weights(weights)
         w, params = weights, self._new_params()
-        params.sinkhorn_iterations = w.sinkhorn_iterations
-        params.mix_eps, params.mix_rms_eps, params.norm_eps = w.mix_eps, w.mix_rms_eps, w.norm_eps
-        params.mix, params.mix_scale, params.mix_base, params.norm = (t.data_ptr() for t in (w.mix, w.mix_scale, w.mix_base, w.norm))
-        params.scales = w.wo_b_scale.data_ptr()
+        w.hyper.prepare(params.hyper)
+        params.norm, params.norm_eps, params.scales = w.norm.data_ptr(), w.norm_eps, w.wo_b_scale.data_ptr()
         return self._layer(params, weights, [(w.wo_a, 2), (w.wo_b, 1)])
 
     def launch(
@@ -136,26 +128,15 @@ class AttentionOut(Slice):
         trace: torch.Tensor | None = None,
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """(the layer's parameters, filled in for one launch, the tensors it writes by name). Takes and raises as launch."""
-        rows, z, bf16 = x.shape[0], self.sizes, torch.bfloat16
+        rows, z = x.shape[0], self.sizes
         self._require_num_rows(rows)
         self._require_heads(x)
         require_tensor("positions", positions, (rows,), torch.int64, self.device)
-        require_tensor("streams", streams, (rows, STREAMS, z.hidden), bf16, self.device)
-        require_tensor("streams_out", streams_out, (rows, STREAMS, z.hidden), bf16, self.device)
-        require_tensor("out", out, (rows, z.hidden), bf16, self.device)
-        if streams_out.data_ptr() == streams.data_ptr():
-            raise ValueError("streams_out is streams, which other blocks still read when it is written")
+        require_tensor("out", out, (rows, z.hidden), torch.bfloat16, self.device)
         params = layer.params
         self._begin(params, rows, trace)
-        params.x_stride, params.coefficients = x.stride(0), 0
-        params.x, params.positions, params.streams = x.data_ptr(), positions.data_ptr(), streams.data_ptr()
-        params.streams_out, params.out = streams_out.data_ptr(), out.data_ptr()
-        outputs = {"streams_out": streams_out, "out": out}
-        if coefficients is not None:
-            require_tensor("coefficients", coefficients, (rows, MIXES), torch.float32, self.device)
-            params.coefficients = coefficients.data_ptr()
-            outputs["coefficients"] = coefficients
-        return params, outputs
+        params.x, params.x_stride, params.positions, params.out = x.data_ptr(), x.stride(0), positions.data_ptr(), out.data_ptr()
+        return params, {"out": out, **fill_streams(params.hyper, streams, streams_out, coefficients, (rows, z.hidden), self.device)}
 
     def _new_params(self) -> Any:
         return _C.abi.AttentionOutParams()
@@ -180,15 +161,11 @@ class AttentionOut(Slice):
             raise ValueError(f"x: strides {list(x.stride())} at {x.data_ptr():#x}: heads of a row must lie together, and rows be 16-byte aligned")
 
     def _require_weights(self, w: AttentionOutWeights) -> None:
-        z, device, f32 = self.sizes, self.device, torch.float32
+        z, device = self.sizes, self.device
         require_tensor("wo_a", w.wo_a, (z.latent, z.group_width), torch.bfloat16, device)
         self._require_fp8("wo_b", w.wo_b, w.wo_b_scale, (z.hidden, z.latent))
         require_tensor("freqs_cis", w.freqs_cis, (w.freqs_cis.shape[0], z.rope_dim // 2), torch.complex64, device)
         if w.freqs_cis.data_ptr() % 16:
             raise ValueError(f"freqs_cis: address {w.freqs_cis.data_ptr():#x} is not 16-byte aligned")
-        require_tensor("mix", w.mix, (MIXES, STREAMS * z.hidden), f32, device)
-        require_tensor("mix_scale", w.mix_scale, (3,), f32, device)
-        require_tensor("mix_base", w.mix_base, (MIXES,), f32, device)
+        w.hyper.require(z.hidden, device)
         require_tensor("norm", w.norm, (z.hidden,), torch.bfloat16, device)
-        if w.sinkhorn_iterations < 1:
-            raise ValueError(f"sinkhorn_iterations {w.sinkhorn_iterations} is below 1")

@@ -14,7 +14,6 @@ from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, kernel_device
 
 MAX_ROWS: int = _C.abi.kSliceMaxRows
-STREAMS: int = _C.abi.kStreams
 SCALE_BLOCK: int = _C.abi.kSliceScaleBlock  # rows and columns of an FP8 matrix that share a scale
 MIN_SCALE, MAX_SCALE = 2.0**-100, 2.0**7
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from sgl_lowlatency.reference.fused_moe import shared_matrix as block_scaled_matrix
+from sgl_lowlatency.reference.hyper_connection import coefficients, streams_behind
 
 if TYPE_CHECKING:
     from sgl_lowlatency.kernels.attention_out import AttentionOutSizes, AttentionOutWeights
-
-STREAMS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,35 +39,16 @@ def rotate_back(x: torch.Tensor, freqs_cis: torch.Tensor, positions: torch.Tenso
     return torch.cat((wide[..., :-rope], turned), -1)
 
 
-def coefficients(weights: AttentionOutWeights, streams: torch.Tensor) -> torch.Tensor:
-    """float64 [rows, 24] of streams [rows, 4, hidden]: pre, post and comb, row by row.
-
-    deepseek_v4_mhc._mix_stats_impl and, from the mixes on, _hc_mix_reduce_sinkhorn_kernel (kernels/ops/layernorm/mhc.py).
-    """
-    flat, eps = streams.double().flatten(1), weights.mix_eps
-    mixes = flat @ weights.mix.double().T * torch.rsqrt(flat.square().mean(1, keepdim=True) + weights.mix_rms_eps)
-    scale, base = weights.mix_scale.double(), weights.mix_base.double()
-    pre = torch.sigmoid(mixes[:, :4] * scale[0] + base[:4]) + eps
-    post = 2 * torch.sigmoid(mixes[:, 4:8] * scale[1] + base[4:8])
-    comb = (mixes[:, 8:] * scale[2] + base[8:]).unflatten(1, (STREAMS, STREAMS)).softmax(2) + eps
-    comb = comb / (comb.sum(1, keepdim=True) + eps)
-    for _ in range(weights.sinkhorn_iterations - 1):
-        comb = comb / (comb.sum(2, keepdim=True) + eps)
-        comb = comb / (comb.sum(1, keepdim=True) + eps)
-    return torch.cat((pre, post, comb.flatten(1)), 1)
-
-
 def post_combine_norm(
     weights: AttentionOutWeights, y: torch.Tensor, streams: torch.Tensor, mixed: torch.Tensor, rounded: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(streams [rows, 4, hidden], out [rows, hidden]) float64 behind an output y [rows, hidden]. rounded: what a stored value becomes.
 
-    deepseek_v4_mhc.post, by _mhc_post_split_h_kernel on sm_90, then _combine with the same pre, by _hc_combine_norm: each rounds what it stores, and
-    the second one its combined row, before the norm reads it.
+    streams_behind's, then deepseek_v4_mhc._combine with the same pre, by _hc_combine_norm: each rounds what it stores, and the second one its combined
+    row, before the norm reads it.
     """
-    pre, post, comb = mixed[:, :4], mixed[:, 4:8], mixed[:, 8:].unflatten(1, (STREAMS, STREAMS))
-    next_streams = rounded(post[:, :, None] * y[:, None] + torch.einsum("tji,tjh->tih", comb, streams.double()))
-    combined = rounded(torch.einsum("tk,tkh->th", pre, next_streams))
+    next_streams = rounded(streams_behind(mixed, y, streams))
+    combined = rounded(torch.einsum("tk,tkh->th", mixed[:, :4], next_streams))
     inverse_rms = torch.rsqrt(combined.square().mean(1, keepdim=True) + weights.norm_eps)
     return next_streams, rounded(combined * inverse_rms * weights.norm.double())
 
@@ -81,7 +61,7 @@ def outputs(
     The standard path rounds the rotated heads, the latent rows (torch.einsum or wo_a_bf16_gemv), the output, the streams, the combined row and out
     to bf16. Its coefficients are fp32, as ours: the oracle's.
     """
-    mixed = coefficients(weights, streams)
+    mixed = coefficients(weights.hyper, streams)
     wo_a = weights.wo_a.double().unflatten(0, (sizes.groups, sizes.lora))
     wo_b = block_scaled_matrix(weights.wo_b, weights.wo_b_scale)
     found = []

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from sgl_lowlatency.kernels.attention_in import HEAD_ROPE, AttentionIn, KvPages
-from sgl_lowlatency.kernels.attention_out import MIXES, AttentionOut
-from sgl_lowlatency.kernels.slice import STREAMS, Layer
+from sgl_lowlatency.kernels.attention_out import AttentionOut
+from sgl_lowlatency.kernels.hyper_connection import MIXES, STREAMS
+from sgl_lowlatency.kernels.slice import Layer
 from sgl_lowlatency.reference.attention_in import read_slots
 from sgl_lowlatency.runtime import deepseek_v4_sglang as sglang_layer
 
@@ -22,6 +23,7 @@ from sgl_lowlatency.runtime import deepseek_v4_sglang as sglang_layer
 ATTENTION_IN_FIGURES = tuple(f"attention_in.{name}" for name in ("x", "q_lora", "q", "q_rope", "kv", "kv_rope"))
 ATTENTION_OUT_FIGURES = ("attention_out.coefficients", "attention_out.streams", "attention_out.out")
 MOE_FIGURES = ("moe.relative_l2", "routing.gap")
+MOE_POST_FIGURES = ("moe.coefficients", "moe.streams")  # where fused_moe closes the MoE's hyper-connection: behind attention_out
 UNWRITTEN = 0xFF  # of a cache: NaN in e4m3 and bf16
 ROTATED_SCALE = 4  # of the rotated part of a head, so that it is half of attention_out's input
 

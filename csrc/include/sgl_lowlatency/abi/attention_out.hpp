@@ -3,14 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "sgl_lowlatency/abi/hyper_connection.hpp"
 #include "sgl_lowlatency/abi/slice.hpp"
 
 namespace sgl_lowlatency::abi {
 
-constexpr int32_t kMixes = (2 + kStreams) * kStreams;       // coefficients of a row: pre, post, comb
-constexpr int32_t kMixColumns = 128;                        // of the flattened streams: a unit of the mix
-constexpr int32_t kMixWords = 28;                           // of a row and unit: the mixes' partial sums, that of the squares, zeros up to a vector
-constexpr int32_t kAttnOutMaxPanel = 4096;                  // columns of the panel, of up to eight rows
+constexpr int32_t kAttnOutMaxPanel = 4096;  // columns of the panel, of up to eight rows
 constexpr int32_t kAttnOutMaxLatent = 8192;
 constexpr int32_t kAttnOutMixerWarp = kNumConsumerWarps + 1;
 constexpr int32_t kAttnOutThreads = (kNumConsumerWarps + 2) * 32;  // consumers first, then the producer and the mixer
@@ -69,7 +67,6 @@ SGL_ABI_FUNCTION int32_t attn_out_tiles(const AttnOutGeometry& g, AttnOutOp op) 
 SGL_ABI_FUNCTION TileRange attn_out_share(const AttnOutGeometry& g, AttnOutOp op, int32_t rows, int32_t block, int32_t grid) {
   return even_share(attn_out_tiles(g, op) * attn_out_splits(g, op, rows, grid) * (op == kAttnOutA ? g.groups : 1), block, grid);
 }
-SGL_ABI_FUNCTION int32_t attn_out_mix_units(const AttnOutGeometry& g) { return kStreams * g.hidden / kMixColumns; }
 
 // One generation of the hand-over words: offsets in words, multiples of 4.
 struct AttnOutHandover {
@@ -84,7 +81,7 @@ struct AttnOutHandover {
 SGL_ABI_FUNCTION AttnOutHandover attn_out_handover(const AttnOutGeometry& g, int32_t rows, int32_t grid) {
   AttnOutHandover at{};
   const int32_t splits = attn_out_splits(g, kAttnOutA, rows, grid), latent = attn_out_latent(g);
-  at.coefficients = at.mix + attn_out_mix_units(g) * rows * kMixWords;
+  at.coefficients = at.mix + mix_units(g.hidden) * rows * kMixWords;
   at.partial = at.coefficients + rows * kMixes;
   at.latent = at.partial + (splits > 1 ? splits * rows * latent : 0);
   at.output = at.latent + rows * (latent / 2);
@@ -101,9 +98,7 @@ SGL_ABI_FUNCTION SliceSmem attn_out_smem(const AttnOutGeometry& g, int32_t rows)
 struct AttentionOutParams {
   int32_t rows;  // 1..kSliceMaxRows
   AttnOutGeometry geometry;
-  int32_t sinkhorn_iterations;  // at least 1: rows, then columns of comb are normalised so often
-  float mix_eps;                // added to pre, to comb and to the sums it is divided by
-  float mix_rms_eps;            // of the rms that mixes are divided by
+  HyperConnection hyper;  // the attention's; its streams are what the layer was given
   float norm_eps;
   int32_t max_position;   // rows of freqs
   int32_t x_stride;       // elements from row to row of x, a multiple of 8
@@ -114,18 +109,12 @@ struct AttentionOutParams {
   const bf16* x;             // [rows, heads, head_dim]: attention, still rotated
   const int64_t* positions;  // [rows]
   const float* freqs;        // [max_position, rope_dim / 2, 2]: cosine and sine
-  const bf16* streams;       // [rows, kStreams, hidden]: what the layer was given
-  const float* mix;          // [kMixes, kStreams * hidden]: the attention's hyper-connection
-  const float* mix_scale;    // [3]: of pre, post, comb
-  const float* mix_base;     // [kMixes]
   const bf16* norm;          // [hidden]: of the sublayer behind
   // [kNumAttnOutOps]: wo_a bf16 [groups * lora, heads / groups * head_dim] and wo_b e4m3fn [hidden, groups * lora]
   const WeightMap* maps;
   const float* scales;       // [hidden / 32, groups * lora / 32], of wo_b: powers of two
 
-  bf16* streams_out;    // [rows, kStreams, hidden]; not streams
   bf16* out;            // [rows, hidden]: the next sublayer's input
-  float* coefficients;  // [rows, kMixes], or null
   uint64_t* trace;      // [grid, kNumAttnOutPoints] of timer_ns, or null
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
   int32_t generation_words;  // a multiple of 4, at least attn_out_handover(geometry, rows, grid).total_words

@@ -5,12 +5,12 @@
 #include <cstdint>
 
 #include "sgl_lowlatency/abi/fused_moe.hpp"
+#include "sgl_lowlatency/abi/hyper_connection.hpp"
 #include "sgl_lowlatency/abi/weight_map.hpp"
 
 namespace sgl_lowlatency::abi {
 
 constexpr int32_t kSliceMaxRows = 48;
-constexpr int32_t kStreams = 4;            // parallel residual streams of a row (mHC)
 constexpr int32_t kPieceColumns = 128;     // of a row: what a warp has of it between the products
 constexpr int32_t kSliceMaxStages = 12;
 constexpr int32_t kSliceScaleBlock = 32;   // rows and columns of an FP8 matrix that share a scale

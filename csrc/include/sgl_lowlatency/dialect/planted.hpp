@@ -49,6 +49,8 @@ enum class Planted : int32_t {
   kMissingStoreWait = 41,    // waves: a barrier in front of a release does not wait for the other waves' accesses
   kTransposedMix = 42,     // mHC: the mix of the streams is applied transposed
   kShortSinkhorn = 43,     // mHC: the mix is normalised once
+  kWithheldMix = 44,       // mHC: row 0's sums of unit 0 are never handed over: a hang, ended by the deadline
+  kWithheldCoefficients = 45,  // mHC: row 0's coefficients are never handed over
 };
 
 }  // namespace sgl_lowlatency::dialect

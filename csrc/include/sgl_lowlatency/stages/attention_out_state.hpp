@@ -1,6 +1,7 @@
 // An attention_out block's view of its shared memory, of the hand-over words and of its work.
 #pragma once
 #include "sgl_lowlatency/abi/attention_out.hpp"
+#include "sgl_lowlatency/stages/hyper_connection.hpp"
 #include "sgl_lowlatency/stages/slice_state.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -25,6 +26,10 @@ struct AttnOutWords {
 SGL_DEVICE AttnOutWords attn_out_words(const AttentionOutParams& p, const SliceShared& s) {
   return {abi::attn_out_handover(p.geometry, p.rows, dialect::grid_dim()),
           p.workspace + static_cast<int64_t>(s.state()->generation) * p.generation_words};
+}
+
+SGL_DEVICE HyperView attn_out_hyper(const AttentionOutParams& p, const AttnOutWords& words) {
+  return {p.hyper, p.rows, p.geometry.hidden, fault_sink(p), words.mix(), words.coefficients(), abi::kAttnOutEdgeMix, abi::kAttnOutEdgeCoefficients};
 }
 
 SGL_DEVICE int32_t attn_out_splits(const AttentionOutParams& p, AttnOutOp op) {

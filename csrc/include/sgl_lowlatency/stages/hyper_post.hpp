@@ -6,6 +6,7 @@
 // A warp takes 128 columns of a row. Of several ranks the sum goes over theirs too, in front of its rounding (attention_out_ranks.hpp).
 #pragma once
 #include "sgl_lowlatency/stages/attention_out_ranks.hpp"
+#include "sgl_lowlatency/stages/hyper_connection.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -23,55 +24,20 @@ SGL_DEVICE void join_latent(const AttentionOutParams& p, const AttnOutWords& wor
   });
 }
 
-// A row's coefficients: pre, post, comb[j][i] at 8 + 4 j + i. Each calling thread polls by itself.
-SGL_DEVICE void await_coefficients(const AttentionOutParams& p, const AttnOutWords& words, int32_t row, float (&c)[abi::kMixes]) {
-  uint32_t part[abi::kMixes / 4][4];
-  await_vectors(fault_sink(p), abi::kAttnOutEdgeCoefficients, words.coefficients(), [](int32_t) { return true; },
-                [&](int32_t v) { return row * abi::kMixes + v * 4; }, part);
-SGL_UNROLL
-  for (int32_t i = 0; i < abi::kMixes; ++i) c[i] = dialect::bits_to_float(part[i / 4][i % 4]);
-}
-
 // Streams of a piece, and its combined values, not yet normed, in `out`. Entry: all lanes of a consumer warp.
 template <class Params>
 SGL_DEVICE void post_piece(const Params& p, const SliceShared& s, const AttnOutWords& words, int32_t row, int32_t piece) {
   const int32_t lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, column = piece * 128 + lane * 4;
-  float y[4], c[abi::kMixes], r[abi::kStreams][4], combined[4] = {};
-  uint32_t pair[abi::kStreams][2];  // asked for before the waits
-  const auto stream = [&](int32_t j) { return (static_cast<int64_t>(row) * abi::kStreams + j) * hidden + column; };
-SGL_UNROLL
-  for (int32_t j = 0; j < abi::kStreams; ++j) {
-SGL_UNROLL
-    for (int32_t i = 0; i < 2; ++i) pair[j][i] = dialect::load_plain(reinterpret_cast<const uint32_t*>(p.streams + stream(j)) + i);
-  }
-  await_coefficients(p, words, row, c);
+  const HyperView v = attn_out_hyper(p, words);
+  float y[4], c[abi::kMixes], combined[4] = {};
+  uint32_t pair[abi::kStreams][2];
+  load_streams(v, row, column, pair);
+  await_coefficients(v, row, c);
   take_output(p, s, words, row, column, y);
-SGL_UNROLL
-  for (int32_t i = 0; i < 4; ++i) {
-    y[i] = dialect::to_float(dialect::to_bf16(y[i]));
-SGL_UNROLL
-    for (int32_t j = 0; j < abi::kStreams; ++j) r[j][i] = i % 2 == 0 ? low_float(pair[j][i / 2]) : high_float(pair[j][i / 2]);
-  }
-SGL_UNROLL
-  for (int32_t k = 0; k < abi::kStreams; ++k) {
-    float next[4];
-SGL_UNROLL
-    for (int32_t i = 0; i < 4; ++i) {
-      next[i] = c[abi::kStreams + k] * y[i];
-SGL_UNROLL
-      for (int32_t j = 0; j < abi::kStreams; ++j) {
-        next[i] += c[2 * abi::kStreams + (dialect::planted(dialect::Planted::kTransposedMix) ? k * 4 + j : j * 4 + k)] * r[j][i];
-      }
-    }
-    uint32_t* const to = reinterpret_cast<uint32_t*>(p.streams_out + stream(k));
-SGL_UNROLL
-    for (int32_t i = 0; i < 2; ++i) {
-      const uint32_t word = pack_bf16(next[2 * i], next[2 * i + 1]);
-      dialect::store_plain(to + i, word);
-      combined[2 * i] += c[k] * low_float(word);
-      combined[2 * i + 1] += c[k] * high_float(word);
-    }
-  }
+  store_streams(v, row, column, c, pair, y, [&](int32_t k, int32_t i, uint32_t word) {
+    combined[2 * i] += c[k] * low_float(word);
+    combined[2 * i + 1] += c[k] * high_float(word);
+  });
   uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * hidden + column);
   float squares = 0.0f;
 SGL_UNROLL

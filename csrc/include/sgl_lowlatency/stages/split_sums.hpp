@@ -1,33 +1,11 @@
-// Between the products of a slice: words that a warp's threads poll for, sums over splits of K, and pieces of rows that warps take.
+// Between the products of a slice: sums over splits of K that a warp's threads poll for, and pieces of rows that warps take.
 #pragma once
+#include "sgl_lowlatency/stages/await_vectors.hpp"
 #include "sgl_lowlatency/stages/slice_state.hpp"
-#include "sgl_lowlatency/sync/handover.hpp"
 
 namespace sgl_lowlatency::stages {
 
 constexpr int32_t kSplitBatch = 4;  // splits that a lane asks for at a time
-
-// kBatch vectors of four words: number i from buffer + index(i), or zeros unless is_asked(i). Each calling thread polls by itself; the record of a
-// missed deadline names the first word of number 0.
-template <int32_t kBatch, class IsAsked, class Index>
-SGL_DEVICE void await_vectors(sync::FaultSink sink, int32_t edge, const uint32_t* buffer, const IsAsked& is_asked, const Index& index,
-                              uint32_t (&values)[kBatch][4]) {
-SGL_UNROLL
-  for (int32_t i = 0; i < kBatch; ++i) values[i][0] = values[i][1] = values[i][2] = values[i][3] = is_asked(i) ? abi::kUnwritten : 0u;
-  sync::wait_until(
-      sink, abi::kFaultEdgeDeadline, 0, edge, static_cast<uint32_t>(index(0)),
-      [&] {
-        bool is_complete = true;
-SGL_UNROLL
-        for (int32_t i = 0; i < kBatch; ++i) {
-          if (!sync::is_written(values[i])) dialect::load_words(values[i], buffer + index(i));
-        }
-SGL_UNROLL
-        for (int32_t i = 0; i < kBatch; ++i) is_complete = is_complete && sync::is_written(values[i]);
-        return is_complete || dialect::planted(dialect::Planted::kMissingAwait);
-      },
-      [] { return abi::kUnwritten; });
-}
 
 // kWidth consecutive floats, whole vectors, of `splits` buffers that are `stride` words apart, added up in their order; kBatch splits are asked for
 // at a time. Each calling thread polls by itself.

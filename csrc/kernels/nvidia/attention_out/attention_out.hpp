@@ -78,7 +78,8 @@ SGL_DEVICE void attention_out_body(const Params& p) {
   constexpr int32_t kAllButTheProducer = 2;  // named barrier
   begin_slice(p, s, kAllButTheProducer, abi::kAttnOutThreads - 32, [&] { begin_ranks(p, s); });
   if (warp == abi::kAttnOutMixerWarp) {
-    mix_streams(p, s);
+    mix_streams(attn_out_hyper(p, attn_out_words(p, s)));
+    clear_slice_words(p, s, thread % 32, 32);
     clear_ranks_words(p, s);
   } else {
     attention_out_consume<kNTiles>(p, s);
