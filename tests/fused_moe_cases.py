@@ -1,6 +1,7 @@
 """Random MoE layers at real scale as SGLang holds them on sm_90, and launches of fused_moe compared with the oracle."""
 
 import torch
+from hyper_connection_cases import empty_post, post_problems, random_streams, seeded_hyper
 
 from sgl_lowlatency.kernels.fused_moe import POINTS, FusedMoe, FusedMoeWeights, RoutingRecord
 from sgl_lowlatency.reference import fused_moe as oracle
@@ -55,7 +56,8 @@ class Moe:
         self.weights = weights or random_weights(hidden, intermediate, num_experts, top_k, device, **kwargs)
         self.num_experts, self.top_k, self.hidden = num_experts, top_k, hidden
         self.kernel = FusedMoe(hidden, intermediate, num_experts, top_k, max_rows, self.device, grid, deadline_s=2.0, emulation=emulation)
-        self.layer = self.kernel.prepare(self.weights)
+        self.hyper = seeded_hyper(hidden, 0, device)
+        self.layer = self.kernel.prepare(self.weights, hyper=self.hyper)
 
     def inputs(self, rows, seed=0):
         """x, and token ids of which some are the alternative one where the layer has a bias for it."""
@@ -64,9 +66,14 @@ class Moe:
         ids = torch.where(torch.arange(rows) % 3 == 1, ALT_TOKEN, torch.arange(rows)).to(self.device)
         return x, ids if self.weights.bias_alt is not None else None
 
-    def run(self, x, token_ids=None, num_live_rows=None, stream=0):
+    def streams(self, rows, seed=0):
+        return random_streams(rows, self.hidden, seed, self.device)
+
+    def run(self, x, token_ids=None, num_live_rows=None, stream=0, streams=None):
+        """streams: the launch has mix and post too."""
         rows = x.shape[0]
         self.out = torch.full((rows, self.hidden), float("nan"), dtype=torch.bfloat16, device=self.device)
+        self.post = {} if streams is None else empty_post(rows, self.hidden, self.device)
         self.record = RoutingRecord(
             torch.full((rows, self.top_k), -7, dtype=torch.int32, device=self.device),
             torch.full((rows, self.top_k), float("nan"), device=self.device),
@@ -74,13 +81,13 @@ class Moe:
         )
         live = None if num_live_rows is None else torch.tensor([num_live_rows], dtype=torch.int32, device=self.device)
         self.trace = torch.zeros(self.kernel.grid, len(POINTS), dtype=torch.int64, device=self.device)
-        self.kernel.launch(self.layer, x, self.out, token_ids, live, self.record, stream, self.trace)
+        self.kernel.launch(self.layer, x, self.out, token_ids, live, self.record, stream, self.trace, streams, **self.post)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def problems(self, x, token_ids=None, num_live_rows=None):
-        """What is wrong with the newest launch: logits and output through the numerics gate, choices by the rule on the kernel's own logits, exactly
-        where no other choice is within fp32 rounding."""
+    def problems(self, x, token_ids=None, num_live_rows=None, streams=None):
+        """What is wrong with the newest launch: logits, output and streams through the numerics gate, coefficients beyond fp32 rounding, choices by the
+        rule on the kernel's own logits, exactly where no other choice is within fp32 rounding."""
         rows, found = x.shape[0], []
         wanted = oracle.logits(self.weights, x)
         figure = gate.figure("logits", self.record.logits, oracle.standard_logits(self.weights, x), wanted)
@@ -103,7 +110,7 @@ class Moe:
         self.figure = gate.figure("out", self.out, standard, wanted)
         if not self.figure.passed:
             found.append(str(self.figure))
-        return found
+        return found if streams is None else found + post_problems(self.post, self.hyper, streams, (wanted, standard))
 
 
 def to_cpu(weights):

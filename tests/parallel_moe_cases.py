@@ -2,6 +2,7 @@
 
 import torch
 from fused_moe_cases import ALT_TOKEN, LOGITS_REL_L2, random_weights, to_cpu
+from hyper_connection_cases import empty_post, post_problems, random_streams, seeded_hyper
 
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
@@ -47,7 +48,8 @@ class MoeRanks:
             FusedMoe(self.hidden, share, self.num_experts, self.top_k, self.max_rows, self.device, self.grid, self.deadline_s, symmetric=one)
             for one in mapped
         ]
-        self.layers = [kernel.prepare(shard, 5) for kernel, shard in zip(self.kernels, self.shards, strict=True)]
+        self.hyper = seeded_hyper(self.hidden, 0, self.device)
+        self.layers = [kernel.prepare(shard, 5, self.hyper) for kernel, shard in zip(self.kernels, self.shards, strict=True)]
         self.ranks = VirtualMoe(self.kernels, self.emulation)
 
     def inputs(self, rows, seed=0):
@@ -65,15 +67,19 @@ class MoeRanks:
         )
         return torch.full((rows, self.hidden), float("nan"), dtype=torch.bfloat16, device=self.device), record
 
-    def run(self, x, token_ids=None, num_live_rows=None, apart=False):
-        """One launch of all ranks; or apart, on CUDA, each on a stream of its own as on a GPU of its own."""
+    def streams_of(self, rows, seed=0):
+        return random_streams(rows, self.hidden, seed, self.device)
+
+    def run(self, x, token_ids=None, num_live_rows=None, apart=False, streams=None):
+        """One launch of all ranks; or apart, on CUDA, each on a stream of its own as on a GPU of its own. streams: with mix and post."""
         live = None if num_live_rows is None else torch.tensor([num_live_rows], dtype=torch.int32, device=self.device)
         made = [self.empty(x.shape[0]) for _ in self.kernels]
         self.outs, self.records = [out for out, _ in made], [record for _, record in made]
         self.traces = [torch.zeros(self.grid, len(POINTS), dtype=torch.int64, device=self.device) for _ in self.kernels]
+        self.posts = [{} if streams is None else empty_post(x.shape[0], self.hidden, self.device) for _ in self.kernels]
         arguments = [
-            {"x": x, "out": out, "token_ids": token_ids, "num_live_rows": live, "record": record, "trace": trace}
-            for out, record, trace in zip(self.outs, self.records, self.traces, strict=True)
+            {"x": x, "out": out, "token_ids": token_ids, "num_live_rows": live, "record": record, "trace": trace, "streams": streams, **post}
+            for out, record, trace, post in zip(self.outs, self.records, self.traces, self.posts, strict=True)
         ]
         if apart:
             self.streams = getattr(self, "streams", None) or [torch.cuda.Stream() for _ in self.kernels]
@@ -85,13 +91,14 @@ class MoeRanks:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def problems(self, x, token_ids=None, num_live_rows=None):
-        """What is wrong with the newest launch: output through the numerics gate, choices by the rule on the kernel's own logits, all of it bitwise
-        the same on every rank."""
+    def problems(self, x, token_ids=None, num_live_rows=None, streams=None):
+        """What is wrong with the newest launch: output and streams through the numerics gate, choices by the rule on the kernel's own logits, all of it
+        bitwise the same on every rank."""
         found, rows, record = [], x.shape[0], self.records[0]
         for rank in range(1, self.num_ranks):
             found += [] if same_bits(self.outs[rank], self.outs[0]) else [f"rank {rank} has not rank 0's output"]
             found += [] if same_record(self.records[rank], record) else [f"rank {rank} has not rank 0's choices"]
+            found += [f"rank {rank} has not rank 0's {name}" for name, own in self.posts[rank].items() if not same_bits(own, self.posts[0][name])]
         logits = gate.figure("logits", record.logits, oracle.standard_logits(self.weights, x), oracle.logits(self.weights, x))
         if not (logits.ours_rel_l2 < LOGITS_REL_L2 and logits.num_not_finite == 0):
             found.append(f"logits: {logits}")
@@ -103,12 +110,15 @@ class MoeRanks:
         if not all(bool((trace[:, 0] > 0).all() and (trace.diff(dim=1) >= 0).all()) for trace in self.traces):
             found.append("times are not in order")
         self.figure = gate.figure("out", self.outs[0], standard, wanted)
-        return found if self.figure.passed else [*found, str(self.figure)]
+        found += [] if self.figure.passed else [str(self.figure)]
+        return found if streams is None else found + post_problems(self.posts[0], self.hyper, streams, (wanted, standard))
 
-    def stream(self, rows, seed=0, planted=0, starvation=-1, launches=None, slowness=(), rows_of=None, grids=None, check_order=True):
+    def stream(
+        self, rows, seed=0, planted=0, starvation=-1, launches=None, slowness=(), rows_of=None, grids=None, check_order=True, has_streams=()
+    ):
         """Launches of `rows` in one emulation, each rank running on by itself, from a fresh beginning. launches: a rank's number of them each, all by
         default. rows_of: {rank: rows of all of its launches}, for ranks that disagree. grids: a rank's blocks each. The
-        launch's number is the layer's.
+        launch's number is the layer's. has_streams: launches with mix and post, whose streams_out is the output then.
 
         Returns (report, faults in words or None by rank, [rank][launch] outputs).
         """
@@ -118,10 +128,12 @@ class MoeRanks:
             of_rank, stream = [], []
             for launch in range(len(rows) if launches is None else launches[rank]):
                 count = (rows_of or {}).get(rank, rows[launch])
-                x, out = self.inputs(max(rows), launch)[0][:count].contiguous(), self.empty(count)[0]
-                keep.append(x)
-                of_rank.append(out)
-                params = _C.abi.ParallelMoeParams(kernel.params(layer, x, out))
+                x, out, post = self.inputs(max(rows), launch)[0][:count].contiguous(), self.empty(count)[0], {}
+                if launch in has_streams:
+                    post = {"streams": self.streams_of(max(rows), launch)[:count].contiguous(), **empty_post(count, self.hidden)}
+                keep.append((x, out, post))
+                of_rank.append(post.get("streams_out", out))
+                params = _C.abi.ParallelMoeParams(kernel.params(layer, x, None if post else out, **post))
                 params.layer = launch
                 stream.append(params)
             streams.append(stream)

@@ -13,7 +13,7 @@ void bind_fused_moe(py::module_& m) {
   SGL_CONSTANT(kMoeMaxHidden); SGL_CONSTANT(kMoeMaxIntermediate);
 #undef SGL_CONSTANT
   a.attr("kMoeStateBytes") = py::int_(sizeof(abi::MoeState));
-  a.attr("kMoeEdgeNames") = std::vector<std::string>{"logits", "choices", "activation", "output"};
+  a.attr("kMoeEdgeNames") = std::vector<std::string>{"logits", "choices", "activation", "output", "mix", "coefficients"};
   a.attr("kMoeOpNames") = std::vector<std::string>{"router", "shared_gate_up", "gate_up", "shared_down", "down"};
   a.attr("kMoePointNames") = std::vector<std::string>{"begin", "router", "shared_gate_up", "routed", "gate_up", "shared_down", "down", "sums"};
   static_assert(abi::kNumMoePoints == 8, "a name each");
@@ -25,7 +25,7 @@ void bind_fused_moe(py::module_& m) {
   py::class_<abi::MoeSmem>(a, "MoeSmem").def_readonly("total_bytes", &abi::MoeSmem::total_bytes);
   py::class_<abi::MoeHandover>(a, "MoeHandover")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::MoeHandover::name)
-      SGL_FIELD(logits) SGL_FIELD(choices) SGL_FIELD(activation) SGL_FIELD(output) SGL_FIELD(total_words);
+      SGL_FIELD(logits) SGL_FIELD(choices) SGL_FIELD(activation) SGL_FIELD(output) SGL_FIELD(mix) SGL_FIELD(coefficients) SGL_FIELD(total_words);
 #undef SGL_FIELD
   m.def("moe_smem", &abi::moe_smem, py::arg("geometry"), py::arg("rows"), "Shared memory of a block of fused_moe");
   m.def("moe_handover", &abi::moe_handover, py::arg("geometry"), py::arg("rows"), "Word offsets of one generation of fused_moe's hand-over");
@@ -40,7 +40,7 @@ void bind_fused_moe(py::module_& m) {
   params.def(py::init([] { return abi::FusedMoeParams{}; }))
 #define SGL_FIELD(name) .def_readwrite(#name, &abi::FusedMoeParams::name)
       SGL_FIELD(rows) SGL_FIELD(geometry) SGL_FIELD(routed_scaling) SGL_FIELD(swiglu_limit) SGL_FIELD(alt_token_id) SGL_FIELD(shared)
-      SGL_FIELD(deadline_ns) SGL_FIELD(rank) SGL_FIELD(generation_words);
+      SGL_FIELD(deadline_ns) SGL_FIELD(rank) SGL_FIELD(hyper) SGL_FIELD(generation_words);
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::FusedMoeParams::name)
   SGL_POINTER(x); SGL_POINTER(router); SGL_POINTER(bias); SGL_POINTER(bias_alt); SGL_POINTER(token_ids); SGL_POINTER(num_live_rows);

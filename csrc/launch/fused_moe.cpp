@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "launch/hyper_connection.hpp"
+
 namespace sgl_lowlatency::launch {
 namespace {
 
@@ -41,11 +43,16 @@ void check_fused_moe(const abi::FusedMoeParams& p, int32_t grid) {
           "out_ids, out_weights and out_logits are there together");
   const abi::MoeSmem shared = abi::moe_smem(g, p.rows);
   require(std::memcmp(&shared, &p.shared, sizeof(shared)) == 0, "shared is not moe_smem of geometry and rows");
-  require(p.generation_words % 4 == 0 && p.generation_words >= abi::moe_handover(g, p.rows).total_words, "generation_words are too few for the rows");
+  require(p.generation_words % 4 == 0 && p.generation_words >= abi::moe_used_words(abi::moe_handover(g, p.rows), p.hyper.streams != nullptr),
+          "generation_words are too few for the rows");
   require(p.deadline_ns > 0, "deadline_ns is 0");
   const void* const pointers[] = {p.x, p.router, p.bias, p.gate_up, p.gate_up_scale, p.down, p.down_scale, p.shared_gate_up, p.shared_gate_up_scale,
-                                  p.shared_down, p.shared_down_scale, p.out, p.workspace, p.state, p.fault};
+                                  p.shared_down, p.shared_down_scale, p.workspace, p.state, p.fault};
   for (const void* pointer : pointers) require(pointer != nullptr, "a pointer of the parameters is null");
+  require(p.out != nullptr || p.hyper.streams != nullptr, "out is null in a launch without streams");
+  if (p.hyper.streams != nullptr) check_hyper_connection("fused_moe", p.hyper);
+  require(p.hyper.streams != nullptr || (p.hyper.streams_out == nullptr && p.hyper.coefficients == nullptr),
+          "streams_out and coefficients are there with streams, and null without");
 }
 
 }  // namespace sgl_lowlatency::launch

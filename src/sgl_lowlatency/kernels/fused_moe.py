@@ -1,4 +1,5 @@
 """fused_moe: the MoE of a DeepSeek-V4.1 layer, router to combined output, in one persistent launch; or a rank's share of it, and the sum over ranks.
+If asked to, mHC's mix and post of the layer's second hyper-connection are in it.
 
 CUDA tensors run the CUDA kernel, CPU tensors the same source in host emulation.
 """
@@ -16,6 +17,7 @@ from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import FusedMoeFault, describe_moe_fault
 from sgl_lowlatency.kernels.host_words import FAULT_BYTES, GROUP_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.hyper_connection import HyperConnection, fill_streams
 from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, MappedWorkspaces
 
 __all__ = ["MAX_ROWS", "MAX_TOP_K", "POINTS", "FusedMoe", "FusedMoeWeights", "RoutingRecord", "rank_intermediate"]
@@ -145,10 +147,12 @@ class FusedMoe:
         """Of a block's shared memory, in a launch of max_rows."""
         return _C.moe_smem(self._geometry, self.max_rows).total_bytes
 
-    def prepare(self, weights: FusedMoeWeights, layer: int = 0):
-        """A layer for `launch`. Reads every scale once. layer: its number in fault records of ranks, 0..65535. Raises ValueError naming the tensor
-        that does not fit."""
+    def prepare(self, weights: FusedMoeWeights, layer: int = 0, hyper: HyperConnection | None = None):
+        """A layer for `launch`. Reads every scale once. layer: its number in fault records of ranks, 0..65535. hyper: the MoE's, whole on every rank;
+        without it no launch takes streams. Raises ValueError naming the tensor that does not fit."""
         self._require_weights(weights)
+        if hyper is not None:
+            hyper.require(self.hidden, self.device)
         params = _C.abi.FusedMoeParams() if self.symmetric is None else _C.abi.ParallelMoeParams()
         if self.symmetric is not None:
             params.symmetric, params.layer = self.symmetric.layout, layer
@@ -162,29 +166,37 @@ class FusedMoe:
         params.bias_alt = 0 if weights.bias_alt is None else weights.bias_alt.data_ptr()
         params.workspace, params.generation_words = self._workspace.data_ptr(), self._words
         params.state, params.fault = self._state.data_ptr(), self._host.address
-        return _Layer(params, weights)
+        if hyper is not None:
+            hyper.prepare(params.hyper)
+        return _Layer(params, weights, hyper)
 
     def launch(
         self,
         layer: _Layer,
         x: torch.Tensor,
-        out: torch.Tensor,
+        out: torch.Tensor | None,
         token_ids: torch.Tensor | None = None,
         num_live_rows: torch.Tensor | None = None,
         record: RoutingRecord | None = None,
         stream: int = 0,
         trace: torch.Tensor | None = None,
+        streams: torch.Tensor | None = None,
+        streams_out: torch.Tensor | None = None,
+        coefficients: torch.Tensor | None = None,
     ) -> None:
         """out[r] = MoE of x[r], bf16 [rows, hidden] both. token_ids: int64 [rows], with a layer that has bias_alt. num_live_rows: int32 [1]; rows
         from there on have no experts, only the shared one. record: receives the choices. stream: a cudaStream_t; capturable. trace: int64 [grid,
         len(POINTS)], receives each block's times at POINTS, in ns.
 
+        streams: bf16 [rows, 4, hidden], with a layer that has a hyper-connection: what x was combined of. streams_out, another such tensor, receives
+        the residual behind the MoE, and coefficients, float32 [rows, 24], pre, post and comb [4, 4]; out may then be None.
+
         Raises ValueError for a tensor that does not fit; on the CPU FusedMoeFault with the kernel's own record, or RuntimeError with the emulation's
         diagnosis. On CUDA see fault(). On the CPU a rank of several is a process of its own; those of one process are VirtualMoe's.
         """
-        params = self.params(layer, x, out, token_ids, num_live_rows, record, trace)
+        params = self.params(layer, x, out, token_ids, num_live_rows, record, trace, streams, streams_out, coefficients)
         if self.device.type == "cpu":
-            self._emulate(params, out)
+            self._emulate(params, out, streams_out, coefficients)
         elif self.symmetric is None:
             _C.fused_moe_launch_cuda(params, self.grid, stream)
         else:
@@ -194,21 +206,26 @@ class FusedMoe:
         self,
         layer: _Layer,
         x: torch.Tensor,
-        out: torch.Tensor,
+        out: torch.Tensor | None,
         token_ids: torch.Tensor | None = None,
         num_live_rows: torch.Tensor | None = None,
         record: RoutingRecord | None = None,
         trace: torch.Tensor | None = None,
+        streams: torch.Tensor | None = None,
+        streams_out: torch.Tensor | None = None,
+        coefficients: torch.Tensor | None = None,
     ):
         """abi::FusedMoeParams of a launch, of a rank abi::ParallelMoeParams: the layer's own, until its next launch. Raises as launch does."""
         rows = x.shape[0]
         if not 1 <= rows <= self.max_rows:
             raise ValueError(f"rows {rows} is outside 1..{self.max_rows}")
         require_tensor("x", x, (rows, self.hidden), torch.bfloat16, self.device)
-        require_tensor("out", out, (rows, self.hidden), torch.bfloat16, self.device)
+        if out is not None:
+            require_tensor("out", out, (rows, self.hidden), torch.bfloat16, self.device)
         params = layer.params
+        self._fill_hyper(layer, rows, out, streams, streams_out, coefficients)
         params.rows, params.shared = rows, _C.moe_smem(self._geometry, rows)
-        params.x, params.out = x.data_ptr(), out.data_ptr()
+        params.x, params.out = x.data_ptr(), 0 if out is None else out.data_ptr()
         params.token_ids = params.num_live_rows = params.out_ids = params.out_weights = params.out_logits = 0
         if layer.weights.bias_alt is not None:
             if token_ids is None:
@@ -237,13 +254,33 @@ class FusedMoe:
         """Tells the waiting kernel that its record was read; it then traps."""
         _C.acknowledge_fault(self._host.address)
 
-    def regions(self, out: torch.Tensor) -> list[tuple[str, int, int, bool]]:
-        """Memory whose ordering host emulation checks: (name, address, bytes, reads too)."""
-        named = {"workspace": self._workspace, "state": self._state, "out": out}
-        found = [(name, t.data_ptr(), t.numel() * t.element_size(), True) for name, t in named.items()]
+    def regions(
+        self, out: torch.Tensor | None, streams_out: torch.Tensor | None = None, coefficients: torch.Tensor | None = None
+    ) -> list[tuple[str, int, int, bool]]:
+        """Memory whose ordering host emulation checks: (name, address, bytes, reads too). Of what a launch writes, what is there."""
+        named = {"workspace": self._workspace, "state": self._state, "out": out, "streams_out": streams_out, "coefficients": coefficients}
+        found = [(name, t.data_ptr(), t.numel() * t.element_size(), True) for name, t in named.items() if t is not None]
         if self.symmetric is not None:
             found.append(("symmetric", self.symmetric.addresses[self.symmetric.rank], self.symmetric.layout.total_bytes, True))
         return found
+
+    def _fill_hyper(
+        self, layer: _Layer, rows: int, out: torch.Tensor | None, streams: torch.Tensor | None, streams_out: torch.Tensor | None,
+        coefficients: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        params = layer.params.hyper
+        params.streams = params.streams_out = params.coefficients = 0
+        if streams is None:
+            named = {"out": out is None, "streams_out": streams_out is not None, "coefficients": coefficients is not None}
+            for name, is_wrong in named.items():
+                if is_wrong:
+                    raise ValueError(f"{name} is {'missing' if name == 'out' else 'there'} in a launch without streams: pass streams too")
+            return
+        if layer.hyper is None:
+            raise ValueError("streams are there, but the layer was prepared without a hyper-connection: pass prepare its hyper")
+        if streams_out is None:
+            raise ValueError("streams_out is missing: a launch with streams leaves those behind the MoE there")
+        fill_streams(params, streams, streams_out, coefficients, (rows, self.hidden), self.device)
 
     def _require_symmetric(self, symmetric: MappedWorkspaces, rank: int) -> int:
         """The rank."""
@@ -283,11 +320,11 @@ class FusedMoe:
             if not bool(is_fit.all()):
                 raise ValueError(f"{name}: {scale[~is_fit][0].item()} is no power of two from 2^-100 to 2^7")
 
-    def _emulate(self, params, out: torch.Tensor) -> None:
+    def _emulate(self, params, *outputs: torch.Tensor | None) -> None:
         if self._failure is not None:  # what a launch that ended itself left is no state to start from
             raise FusedMoeFault(f"an earlier launch failed: {self._failure}")
         options = self.emulation
-        regions = self.regions(out) if options.check_order else []
+        regions = self.regions(*outputs) if options.check_order else []
         if self.symmetric is None:
             self.last_report = report = _C.fused_moe_emulate(params, self.grid, options.seed, options.planted, options.starvation, regions)
         else:
@@ -307,5 +344,5 @@ class FusedMoe:
 class _Layer:
     """A layer's parameters, and its tensors, which it keeps alive."""
 
-    def __init__(self, params, weights: FusedMoeWeights):
-        self.params, self.weights = params, weights
+    def __init__(self, params, weights: FusedMoeWeights, hyper: HyperConnection | None):
+        self.params, self.weights, self.hyper = params, weights, hyper

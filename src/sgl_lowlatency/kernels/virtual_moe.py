@@ -56,7 +56,7 @@ class VirtualMoe:
             raise FusedMoeFault(f"an earlier launch failed: {faults[0]}")
         options, regions = self.emulation, []
         if options.check_order:
-            regions = self.regions([one["out"] for one in arguments])
+            regions = self.regions([{name: one.get(name) for name in ("out", "streams_out", "coefficients")} for one in arguments])
         self.last_report = report = _C.parallel_moe_emulate(
             [[one] for one in params], [self.grid] * len(params), seed=options.seed, planted=options.planted, starvation=options.starvation,
             regions=regions,
@@ -66,9 +66,9 @@ class VirtualMoe:
         if report.status != "ok":
             raise RuntimeError(f"fused_moe in emulation: {report.status}: {report.message}")
 
-    def regions(self, outs: Sequence[torch.Tensor]) -> list[tuple[str, int, int, bool]]:
-        """Memory whose ordering host emulation checks, of all ranks: (name, address, bytes, reads too). outs: a rank's output each."""
-        per_rank = [kernel.regions(out) for kernel, out in zip(self.kernels, outs, strict=True)]
+    def regions(self, outputs: Sequence[Mapping[str, torch.Tensor | None]]) -> list[tuple[str, int, int, bool]]:
+        """Memory whose ordering host emulation checks, of all ranks: (name, address, bytes, reads too). outputs: of each, what FusedMoe.regions takes."""
+        per_rank = [kernel.regions(**of_rank) for kernel, of_rank in zip(self.kernels, outputs, strict=True)]
         return [(f"rank {rank} {name}", *rest) for rank, of_rank in enumerate(per_rank) for name, *rest in of_rank]
 
     def faults(self) -> list[str]:

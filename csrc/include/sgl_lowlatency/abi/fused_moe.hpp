@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "sgl_lowlatency/abi/decode_step.hpp"
+#include "sgl_lowlatency/abi/hyper_connection.hpp"
 
 namespace sgl_lowlatency::abi {
 
@@ -36,7 +36,14 @@ enum MoeOp : int32_t {
 };
 
 // Edges, for fault records.
-enum MoeEdge : int32_t { kMoeEdgeLogits = 0, kMoeEdgeChoices = 1, kMoeEdgeActivation = 2, kMoeEdgeOutput = 3 };
+enum MoeEdge : int32_t {
+  kMoeEdgeLogits = 0,
+  kMoeEdgeChoices = 1,
+  kMoeEdgeActivation = 2,
+  kMoeEdgeOutput = 3,
+  kMoeEdgeMix = 4,
+  kMoeEdgeCoefficients = 5
+};
 
 // Points of a block's way through a launch, of which FusedMoeParams::trace keeps the times.
 enum MoePoint : int32_t {
@@ -97,10 +104,12 @@ SGL_ABI_FUNCTION TileRange moe_routed_share(int32_t total, int32_t shared, int32
 
 // One generation of the hand-over words: offsets in words, multiples of 4.
 struct MoeHandover {
-  int32_t logits;      // [splits, rows, num_experts] fp32: partial sums
-  int32_t choices;     // [rows, top_k, 2]: expert or kMoeNoExpert, weight fp32
-  int32_t activation;  // [rows + rows * top_k, intermediate / 2] pairs of bf16: the shared expert's rows, then pairs
-  int32_t output;      // [rows + rows * top_k, hidden] fp32: the shared expert's rows, then pairs
+  int32_t logits;        // [splits, rows, num_experts] fp32: partial sums
+  int32_t choices;       // [rows, top_k, 2]: expert or kMoeNoExpert, weight fp32
+  int32_t activation;    // [rows + rows * top_k, intermediate / 2] pairs of bf16: the shared expert's rows, then pairs
+  int32_t output;        // [rows + rows * top_k, hidden] fp32: the shared expert's rows, then pairs
+  int32_t mix;           // [mix_units, rows, kMixWords] fp32; this and what follows of launches with streams alone
+  int32_t coefficients;  // [rows, kMixes] fp32: pre, post, comb
   int32_t total_words;
 };
 SGL_ABI_FUNCTION MoeHandover moe_handover(const MoeGeometry& g, int32_t rows) {
@@ -110,9 +119,13 @@ SGL_ABI_FUNCTION MoeHandover moe_handover(const MoeGeometry& g, int32_t rows) {
   at.choices = at.logits + moe_splits(g) * rows * g.num_experts;
   at.activation = at.choices + (rows * g.top_k * 2 + 3) / 4 * 4;
   at.output = at.activation + vectors * (g.intermediate / 2);
-  at.total_words = at.output + vectors * g.hidden;
+  at.mix = at.output + vectors * g.hidden;
+  at.coefficients = at.mix + mix_units(g.hidden) * rows * kMixWords;
+  at.total_words = at.coefficients + rows * kMixes;
   return at;
 }
+// Words that a launch uses: those of the hyper-connection where it has streams.
+SGL_ABI_FUNCTION int32_t moe_used_words(const MoeHandover& at, bool has_streams) { return has_streams ? at.total_words : at.mix; }
 
 // State in device memory that outlives a launch, zero before the first one.
 struct MoeState {
@@ -211,13 +224,14 @@ struct FusedMoeParams {
   const uint8_t* shared_down;          // [hidden, intermediate]
   const float* shared_down_scale;      // [hidden / 32, intermediate / 32]
 
-  bf16* out;            // [rows, hidden]
+  HyperConnection hyper;  // the MoE's; without streams nothing follows the MoE here, and the rest of it is not looked at
+  bf16* out;            // [rows, hidden]; with streams, or null
   int32_t* out_ids;     // [rows, top_k], or null: the choices by rank, -1 for none
   float* out_weights;   // [rows, top_k], or null with out_ids: their weights
   float* out_logits;    // [rows, num_experts], or null with out_ids
   uint64_t* trace;      // [grid, kNumMoePoints] of timer_ns, or null
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
-  int32_t generation_words;  // a multiple of 4, at least moe_handover(geometry, rows).total_words
+  int32_t generation_words;  // a multiple of 4, at least moe_used_words of geometry and rows
   MoeState* state;
   FaultRecord* fault;  // host-visible
 };

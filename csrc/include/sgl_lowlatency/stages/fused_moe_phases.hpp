@@ -214,14 +214,16 @@ SGL_NO_UNROLL
 }
 
 // The shared expert's row + sum over k of weight * its pair's row, in the order of k: finish(row, column, sum) gets four columns from `column` on,
-// fp32. A warp takes 128 columns of a row; whose they are does not depend on the number of rows. Entry: all consumer threads.
-template <class Finish>
-SGL_DEVICE void combine_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, Finish finish) {
+// fp32, and begin(row, column) is called in front of the wait for them. A warp takes 128 columns of a row; whose they are does not depend on the number
+// of rows. Entry: all consumer threads.
+template <class Begin, class Finish>
+SGL_DEVICE void combine_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, Begin begin, Finish finish) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, top_k = p.geometry.top_k;
   const int32_t chunks = hidden / 128;
 SGL_NO_UNROLL
   for (int32_t i = dialect::block_idx() + warp * dialect::grid_dim(); i < p.rows * chunks; i += dialect::grid_dim() * abi::kNumConsumerWarps) {
     const int32_t row = i / chunks, column = i % chunks * 128 + lane * 4;
+    begin(row, column);
     uint32_t part[1 + abi::kMoeMaxTopK][4];
     const auto vector = [&](int32_t k) {  // of output; -1: none
       if (k == 0) return row;
@@ -257,13 +259,6 @@ SGL_UNROLL
     for (int32_t j = 0; j < 4; ++j) sum[j] += dialect::bits_to_float(part[0][j]);
     finish(row, column, sum);
   }
-}
-
-// Rounds once. Four columns of a row of out, from `column` on.
-SGL_DEVICE void store_moe_sum(const FusedMoeParams& p, int32_t row, int32_t column, const float (&sum)[4]) {
-  uint32_t* const out = reinterpret_cast<uint32_t*>(p.out + static_cast<int64_t>(row) * p.geometry.hidden + column);
-  dialect::store_plain(out, pack_bf16(sum[0], sum[1]));
-  dialect::store_plain(out + 1, pack_bf16(sum[2], sum[3]));
 }
 
 }  // namespace sgl_lowlatency::stages

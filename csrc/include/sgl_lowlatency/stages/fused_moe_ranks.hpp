@@ -1,12 +1,13 @@
 // The sums of a tensor-parallel fused_moe: a rank's part of a row's columns goes from registers to every rank's workspace, and whoever pushed it
-// takes all ranks' words of the same columns, adds them in rank order and rounds once. The functions that a launch of one rank has nothing to do in
-// are here beside those of ranks, by the parameters' type.
+// takes all ranks' words of the same columns, adds them in rank order and finishes them (fused_moe_post.hpp), as every rank does. The functions that a
+// launch of one rank has nothing to do in are here beside those of ranks, by the parameters' type.
 //
 // Words are data and flag at once, at system scope (stages/pushed_tiles.hpp). Launches take three parities of them in turn; DESIGN.md of
 // kernels/nvidia/fused_moe argues why no store to them is early.
 #pragma once
 #include "sgl_lowlatency/abi/parallel_moe.hpp"
 #include "sgl_lowlatency/stages/fused_moe_phases.hpp"
+#include "sgl_lowlatency/stages/fused_moe_post.hpp"
 #include "sgl_lowlatency/stages/pushed_tiles.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -69,15 +70,17 @@ SGL_NO_UNROLL
   });
 }
 
-// out = combine_moe's sums; of ranks, the sum of theirs in rank order. Of these, all of a thread's columns are pushed before it takes the first ones,
+// out, and where the launch has streams those behind it, of combine_moe's sums; of ranks, of the sum of theirs in rank order. Of these, all of a thread's columns are pushed before it takes the first ones,
 // and the clears fall into the trip. Entry: all consumer threads, behind order_sums.
 SGL_DEVICE void sum_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words) {
-  combine_moe(p, s, words, [&](int32_t row, int32_t column, const float (&sum)[4]) { store_moe_sum(p, row, column, sum); });
+  MoePost post;
+  combine_moe(p, s, words, [&](int32_t row, int32_t column) { begin_post(p, words, row, column, post); },
+              [&](int32_t row, int32_t column, float (&sum)[4]) { finish_moe_sum(p, words, row, column, post, sum); });
 }
 SGL_DEVICE void sum_moe(const ParallelMoeParams& p, const MoeShared& s, const MoeWords& words) {
   const sync::Peers peers = peers_of(p);
   const int32_t parity = s.state()->parity;
-  combine_moe(p, s, words, [&](int32_t row, int32_t column, const float (&sum)[4]) {
+  combine_moe(p, s, words, [](int32_t, int32_t) {}, [&](int32_t row, int32_t column, const float (&sum)[4]) {
     uint32_t word[4];
 SGL_UNROLL
     for (int32_t i = 0; i < 4; ++i) word[i] = dialect::float_to_bits(sum[i]);
@@ -85,9 +88,11 @@ SGL_UNROLL
   });
   clear_own_columns(p, parity_before(static_cast<uint64_t>(parity)), s.state()->rows_to_clear);
   for_own_columns(p.geometry, p.rows, [&](int32_t row, int32_t column) {
+    MoePost post;
+    begin_post(p, words, row, column, post);
     float sum[4];
     await_pushed<abi::kMaxRanks>(peer_sink(p), peers, abi::kPeerExperts, p.layer, parity, column / abi::kTileRows, row, column % abi::kTileRows, sum);
-    store_moe_sum(p, row, column, sum);
+    finish_moe_sum(p, words, row, column, post, sum);
   });
   if (has_own_columns(p)) order_reads();
 }

@@ -1,8 +1,9 @@
 // The router warp of a fused_moe block: choices of the rows it owns, then all rows' choices, and from their bitmaps the jobs that weights are
-// streamed for. kernels/nvidia/fused_moe/DESIGN.md has the rule of choice.
+// streamed for; behind that, where the launch has streams, their mix. kernels/nvidia/fused_moe/DESIGN.md has the rule of choice.
 #pragma once
 #include "sgl_lowlatency/stages/bitmap_routing.hpp"
-#include "sgl_lowlatency/stages/fused_moe_state.hpp"
+#include "sgl_lowlatency/stages/fused_moe_post.hpp"
+#include "sgl_lowlatency/stages/hyper_mix.hpp"
 
 namespace sgl_lowlatency::stages {
 
@@ -261,6 +262,7 @@ SGL_NO_UNROLL
   make_moe_jobs(p, s);
   // Pairs with the waits of the producer and of the consumers: all that the warp has written, which sync_warp has handed to this lane.
   if (dialect::thread_idx() % 32 == 0) dialect::mbarrier_arrive(s.routed());
+  if (has_post(p)) mix_streams(moe_hyper(p, words));
   clear_moe_words(p, s);
 }
 

@@ -46,6 +46,8 @@ struct MoeWords {
   SGL_DEVICE uint32_t* choices() const { return base + at.choices; }
   SGL_DEVICE uint32_t* activation() const { return base + at.activation; }
   SGL_DEVICE uint32_t* output() const { return base + at.output; }
+  SGL_DEVICE uint32_t* mix() const { return base + at.mix; }
+  SGL_DEVICE uint32_t* coefficients() const { return base + at.coefficients; }
 };
 // Entry: behind the block's first barrier.
 SGL_DEVICE MoeWords moe_words(const FusedMoeParams& p, const MoeShared& s) {

@@ -1,17 +1,21 @@
-// fused_moe: the MoE of a DeepSeek-V4.1 layer, router to combined output, in one persistent launch. DESIGN.md has the reasons.
+// fused_moe: the MoE of a DeepSeek-V4.1 layer, router to combined output, in one persistent launch, and if asked to mHC's post behind it. DESIGN.md has
+// the reasons.
 //
 //   logits = x @ router.T;   score = sqrt(softplus(logits));   ids = top_k of score + bias;   weight = score / sum * routed_scaling
 //   expert(x) = down @ (silu(min(gate @ x, limit)) * clamp(up @ x, limit));   out = shared_expert(x) + sum over ids of weight * expert(x)
+//   of a launch with streams:  R'[i] = post[i] out + sum_j comb[j][i] R[j];   post, comb: of the mix of R (stages/hyper_mix.hpp)
 //
 // Tensors   (abi/fused_moe.hpp has all) x [rows, hidden] bf16; router [num_experts, hidden] bf16; gate_up [num_experts, 2 intermediate, hidden / 2]
 //           and down [num_experts, hidden, intermediate / 2] FP4, interleaved, with e8m0 scales; shared_gate_up [2 intermediate, hidden] and
-//           shared_down [hidden, intermediate] FP8 with fp32 scales; out [rows, hidden] bf16.
+//           shared_down [hidden, intermediate] FP8 with fp32 scales; out [rows, hidden] bf16; or null, streams R and streams_out R' [rows, 4, hidden]
+//           bf16, mix [24, 4 * hidden] fp32, coefficients [rows, 24] fp32.
 // Grid      at most one block an SM (all run at once), kMoeThreads threads each.
-// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes.
-// Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down | sums.
-// Hand-over logits, choices, activations and outputs as words that are each their own flag, two generations that launches use in turn. Of ranks
-//           (abi/parallel_moe.hpp) sums are pushed to every rank's workspace, words at system scope, three parities in turn; out is their sum in rank
-//           order, the same bits on every rank.
+// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes, then mixes streams.
+// Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down | sums, and of streams the
+//           post.
+// Hand-over logits, choices, activations, outputs and of streams mixes and coefficients as words that are each their own flag, two generations that
+//           launches use in turn. Of ranks (abi/parallel_moe.hpp) sums are pushed to every rank's workspace, words at system scope, three parities in
+//           turn; out is their sum in rank order, the same bits on every rank.
 // Residency all blocks must run at once; FusedMoe checks occupancy. A launch may begin before the one in front is over (PDL), and the next one before
 //           this is; launches of one workspace follow one another. Blocks of a rank wait for the other ranks' launches, in `sums` alone: all ranks
 //           launch the same rows in the same order.
@@ -31,7 +35,7 @@ SGL_DEVICE void close_moe(const Params& p, int32_t generation) {
   if (dialect::fetch_add_acq_rel_gpu(p.state->exit_ticket, 1u) != static_cast<uint32_t>(dialect::grid_dim() - 1)) return;
   dialect::store_plain(p.state->exit_ticket, 0u);
   dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
-  dialect::store_plain(p.state->used_words + generation, abi::moe_handover(p.geometry, p.rows).total_words);
+  dialect::store_plain(p.state->used_words + generation, abi::moe_used_words(abi::moe_handover(p.geometry, p.rows), has_post(p)));
   dialect::store_plain(p.state->used_words + (1 - generation), 0);
   end_parity(p);
 }
