@@ -82,14 +82,13 @@ def build_step(runner: Any, slices: list[str], widths: list[int]) -> Any:
     """The plugin's step on a loaded runner's model. Raises ValueError with what the guard has against its layers."""
     from sgl_lowlatency.build.deepseek_v4 import build_slices
     from sgl_lowlatency.build.device_limits import device_limits
-    from sgl_lowlatency.guard import attention_slices, fused_moe
+    from sgl_lowlatency.guard import attention_slices
+    from sgl_lowlatency.guard.deepseek_v4 import layer_reasons
     from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step
     from sgl_lowlatency.specs.nvidia.deepseek_v4 import BOUNDS
 
-    layers, reasons = list(runner.model.model.layers), []
-    for i, layer in enumerate(layers):
-        found = [*attention_slices.layer_reasons(layer)] if set(slices) - {"moe"} else []
-        reasons += [f"layer {i}: {reason}" for reason in found + ([*fused_moe.layer_reasons(layer.mlp)] if "moe" in slices else [])]
+    layers = list(runner.model.model.layers)
+    reasons = [f"layer {i}: {reason}" for i, layer in enumerate(layers) for reason in layer_reasons(layer, slices)]
     if reasons:
         raise ValueError("; ".join(reasons))
     device = layers[0].mlp.gate.weight.device

@@ -9,6 +9,7 @@ import torch
 
 from sgl_lowlatency.build.attention_slices import attention_in_sizes, attention_out_sizes, collect_attention_in, collect_attention_out
 from sgl_lowlatency.build.fused_moe import collect_moe
+from sgl_lowlatency.build.hyper_connection import collect_hyper_connection
 from sgl_lowlatency.kernels.attention_in import AttentionIn
 from sgl_lowlatency.kernels.attention_out import AttentionOut
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
@@ -21,7 +22,7 @@ def build_slices(
     emulation: EmulationOptions | None = None,
 ) -> list[tuple[Any, LayerSlices]]:  # fmt: skip
     """layers: SGLang's decoder layers, of which guard has nothing against `names`, out of config.DEEPSEEK_SLICES. Each slice has one kernel with one
-    workspace, which the layers share."""
+    workspace, which the layers share. Behind attention_out the MoE has the streams that its post needs: there it is prepared for that."""
     layer, common = layers[0], (max_rows, device, grid, deadline_s)
     kernels: dict[str, Any] = {}
     if "attention_in" in names:
@@ -32,6 +33,13 @@ def build_slices(
         first = collect_moe(layer.mlp)
         num_experts, hidden = first.router.shape
         kernels["moe"] = FusedMoe(hidden, first.gate_up.shape[1] // 2, num_experts, first.top_k, *common, emulation=emulation)
-    collect = {"attention_in": collect_attention_in, "attention_out": collect_attention_out, "moe": lambda layer: collect_moe(layer.mlp)}
-    slices = [LayerSlices(**{name: (kernel, kernel.prepare(collect[name](layer))) for name, kernel in kernels.items()}) for layer in layers]
-    return list(zip(layers, slices, strict=True))
+
+    def prepare(name: str, kernel: Any, layer: Any) -> Any:
+        if name == "attention_in":
+            return kernel.prepare(collect_attention_in(layer))
+        if name == "attention_out":
+            return kernel.prepare(collect_attention_out(layer))
+        hyper = collect_hyper_connection(layer, "ffn") if "attention_out" in kernels else None
+        return kernel.prepare(collect_moe(layer.mlp), hyper=hyper)
+
+    return [(layer, LayerSlices(**{name: (kernel, prepare(name, kernel, layer)) for name, kernel in kernels.items()})) for layer in layers]

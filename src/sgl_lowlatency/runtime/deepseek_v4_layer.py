@@ -4,26 +4,32 @@
     attention_in      combine and norm, wqkv_a, q norm, wq_b, rope, K norm, rope and store: what `_forward_prepare` returns of MQALayer.forward
     SGLang's backend  compressor and indexer in layers that have them, sparse attention
     attention_out     inverse rope, wo_a, wo_b; mix, post, combine and norm: what ffn_boundary.prepare returns
-    SGLang's layer    the MoE, which may be fused_moe (runtime/deepseek_v4_moe.py) within; its mix beside it, and its post behind it
+    fused_moe         behind attention_out: the MoE, its mix and its post (runtime/deepseek_v4_moe.py)
+    SGLang's layer    otherwise: the MoE, which may be fused_moe within; its mix beside it, and its post behind it
 
 Everything is issued on the forward's stream, in this order, and captured with it. Without attention_out SGLang's mix runs on its stream of its own
 beside attention, from the same fork as ever: the input it is forked in front of is a tensor that attention_in has still to write. With attention_out
-it is the kernel's. Between layers the state is SGLang's: an output whose post is outstanding, with the streams it was made from.
+it is the kernel's, and of the MoE behind it fused_moe's: then no layer forks. Between layers the state is SGLang's: an output whose post is
+outstanding, with the streams it was made from; or, behind fused_moe's post, streams with nothing outstanding and the pre of their combine.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sgl_lowlatency.kernels.attention_in import HEAD_DIM, AttentionIn
-from sgl_lowlatency.kernels.attention_out import MIXES, AttentionOut
+from sgl_lowlatency.kernels.attention_out import AttentionOut
 from sgl_lowlatency.kernels.fused_moe import FusedMoe
+from sgl_lowlatency.kernels.hyper_connection import MIXES, STREAMS
 from sgl_lowlatency.kernels.slice import Layer
 from sgl_lowlatency.runtime import deepseek_v4_sglang as sglang_layer
 from sgl_lowlatency.runtime.deepseek_v4_check import Figure, attention_in_figures, attention_out_figures
+
+if TYPE_CHECKING:
+    from sgl_lowlatency.runtime.deepseek_v4_moe import MoeSlice
 
 
 @dataclasses.dataclass
@@ -54,8 +60,9 @@ class LayerStep:
     """Stands for `forward` of one DeepseekV4CudaDecoderLayer, and for what its attention prepares its queries by. Outside a step of ours both are
     SGLang's."""
 
-    def __init__(self, running: Running, number: int, layer: Any, slices: LayerSlices):
-        self._running, self._number, self._layer, self._slices = running, number, layer, slices
+    def __init__(self, running: Running, number: int, layer: Any, slices: LayerSlices, moe: MoeSlice | None = None):
+        """moe: what stands for the layer's MoE, if fused_moe does."""
+        self._running, self._number, self._layer, self._slices, self._moe = running, number, layer, slices, moe
         self._original, attn = layer.forward, layer.self_attn
         self._entered: tuple[torch.Tensor, torch.Tensor | None] | None = None  # streams and pre of a layer that is about to prepare its queries
         if slices.attention_in is not None:
@@ -86,7 +93,11 @@ class LayerStep:
             heads = sglang_layer.attended_heads(layer.self_attn, x, positions, forward_batch, self._running.view)
         finally:
             self._entered = None
-        hidden_states = self._close(heads, positions, streams, forward_batch)
+        behind, pre, x = self._close(heads, positions, streams)
+        if self._moe is not None and "moe" in self._running.taken:
+            behind, pre = self._moe.close(x, behind, forward_batch, input_ids, input_ids_global)
+            return sglang_layer.enter_with(behind, pre, forward_batch)
+        hidden_states = sglang_layer.enter_with(behind, pre, forward_batch, x)
         call = sglang_layer.layer_call(input_ids, input_ids_global, allow_cross_layer_fusion)
         return sglang_layer.run_moe(layer, hidden_states, forward_batch, call)
 
@@ -116,12 +127,12 @@ class LayerStep:
         sglang_layer.write_sources(attn, x, q_lora, positions, forward_batch, run.view)
         return q
 
-    def _close(self, heads: torch.Tensor, positions: torch.Tensor, streams: torch.Tensor, forward_batch: Any) -> Any:
-        """From attention's heads to what ffn_boundary prepares from."""
+    def _close(self, heads: torch.Tensor, positions: torch.Tensor, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """From attention's heads to (streams [rows, 4, hidden] behind it, pre [rows, 4], the MoE's input [rows, hidden])."""
         run, (kernel, prepared) = self._running, self._slices.attention_out
         if run.is_checking:
             run.figures += attention_out_figures(self._number, kernel, prepared, self._layer, heads, run.is_verify)
         behind, out = torch.empty_like(streams), streams.new_empty((streams.shape[0], streams.shape[2]))
         coefficients = torch.empty((streams.shape[0], MIXES), dtype=torch.float32, device=streams.device)
         kernel.launch(prepared, heads, positions, streams, behind, out, coefficients, sglang_layer.stream_of(heads))
-        return sglang_layer.enter_with(behind, coefficients[:, :4], forward_batch, out)
+        return behind, coefficients[:, :STREAMS], out

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sgl_lowlatency.kernels.attention_in import KvPages
+from sgl_lowlatency.kernels.hyper_connection import STREAMS
 
 
 def stream_of(tensor: torch.Tensor) -> int:
@@ -23,11 +24,14 @@ def stream_of(tensor: torch.Tensor) -> int:
 
 def entering(hidden_states: Any, forward_batch: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(streams [rows, 4, hidden] bf16, pre [rows, 4] fp32) that a layer is called with: the MoE in front is posted, if that is outstanding. pre: of
-    the MoE's hyper-connection; None in the first layer."""
+    the MoE's hyper-connection, its rows apart by whole vectors, as attention_in and SGLang's combine take them; None in the first layer."""
     from sglang.srt.models import deepseek_v4_boundary as boundary
 
     state = boundary.materialize(hidden_states, forward_batch)
-    return state.residual.contiguous(), None if state.pre is None else state.pre.contiguous()
+    pre = state.pre
+    if pre is not None and (pre.stride(1) != 1 or pre.stride(0) % STREAMS):
+        pre = pre.contiguous()
+    return state.residual.contiguous(), pre
 
 
 def enter_with(streams: torch.Tensor, pre: torch.Tensor | None, forward_batch: Any, normed: torch.Tensor | None = None) -> Any:
@@ -132,6 +136,13 @@ def close_attention(layer: Any, y: torch.Tensor, streams: torch.Tensor) -> tuple
     and norm."""
     from sglang.srt.models import deepseek_v4_mhc as mhc
 
-    pre, post, comb = mhc.mix_stats(layer.attn_hc, streams)
-    behind = mhc.post(layer.hc_cfg, y, streams, post, comb)
-    return torch.cat((pre, post, comb.flatten(1)), 1), behind, mhc.combine(layer.ffn_hc, mhc.HcState(behind, pre))
+    coefficients, behind = close_sublayer(layer, "attn", y, streams)
+    return coefficients, behind, mhc.combine(layer.ffn_hc, mhc.HcState(behind, coefficients[:, :STREAMS].contiguous()))
+
+
+def close_sublayer(layer: Any, sublayer: str, y: torch.Tensor, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(coefficients [rows, 24] fp32, streams [rows, 4, hidden]) behind an output y [rows, hidden] of "attn" or "ffn": mix and post."""
+    from sglang.srt.models import deepseek_v4_mhc as mhc
+
+    pre, post, comb = mhc.mix_stats(getattr(layer, f"{sublayer}_hc"), streams)
+    return torch.cat((pre, post, comb.flatten(1)), 1), mhc.post(layer.hc_cfg, y, streams, post, comb)

@@ -19,7 +19,7 @@ from sgl_lowlatency import config
 from sgl_lowlatency.kernels.fault import describe_attention_in_fault, describe_attention_out_fault, describe_moe_fault
 from sgl_lowlatency.runtime import sglang_state
 from sgl_lowlatency.runtime.coverage import DECODE, VERIFY, Coverage
-from sgl_lowlatency.runtime.deepseek_v4_check import ATTENTION_IN_FIGURES, ATTENTION_OUT_FIGURES, MOE_FIGURES
+from sgl_lowlatency.runtime.deepseek_v4_check import ATTENTION_IN_FIGURES, ATTENTION_OUT_FIGURES, MOE_FIGURES, MOE_POST_FIGURES
 from sgl_lowlatency.runtime.deepseek_v4_layer import LayerSlices, LayerStep, Running
 from sgl_lowlatency.runtime.deepseek_v4_moe import MoeSlice
 from sgl_lowlatency.runtime.fallback import fallback_reason, hooked_module
@@ -35,6 +35,7 @@ _REPLACED = {
     "attention_out": ("self_attn", "self_attn.wo_a", "self_attn.wo_b", "post_attention_layernorm"),
     "moe": ("mlp.gate", "mlp.topk", "mlp.experts", "mlp.shared_experts"),
 }
+_WITH_POST = frozenset({"attention_out", "moe"})  # taken together, fused_moe closes the MoE's hyper-connection and SGLang does not call the MoE
 
 
 class DeepseekV4Step:
@@ -63,15 +64,13 @@ class DeepseekV4Step:
         self._replaced = [
             (f"layer {i}, {name}", module)
             for i, (layer, _) in enumerate(layers)
-            for slice_name in self._kernels
-            for name in _REPLACED[slice_name]
+            for name in [name for slice_name in self._kernels for name in _REPLACED[slice_name]] + (["mlp"] if _WITH_POST <= set(self._kernels) else [])
             if isinstance(module := _module(layer, name), torch.nn.Module)
         ]
         for number, (layer, slices) in enumerate(layers):
-            if slices.moe is not None:
-                MoeSlice(self.running, number, layer.mlp, *slices.moe)
+            moe = None if slices.moe is None else MoeSlice(self.running, number, layer, *slices.moe)
             if slices.attention_in is not None or slices.attention_out is not None:
-                LayerStep(self.running, number, layer, slices)
+                LayerStep(self.running, number, layer, slices, moe)
         for name, kernel in self._kernels.items():
             FaultWatch(kernel.fault, kernel.acknowledge_fault, describe=_DESCRIPTIONS[name]).start()
         if not check:
@@ -140,7 +139,8 @@ class DeepseekV4Step:
         logger.info("slices checked against SGLang's launches at %d rows: %s", rows, ", ".join(found))
 
     def _judged(self) -> list[str]:
-        return [figure for name in self._kernels if name in self.running.taken for figure in _FIGURES[name]]
+        judged = [figure for name in self._kernels if name in self.running.taken for figure in _FIGURES[name]]
+        return judged + (list(MOE_POST_FIGURES) if _WITH_POST <= self.running.taken else [])
 
     def _misses(self, rows: int) -> Iterator[str]:
         for name in self._judged():

@@ -5,12 +5,13 @@ Without the variable nobody gets it.
 - isas: only on sm_90 SGLang holds experts as fused_moe reads them, and keys in the V4 layout; tp_sizes: attention_out and
   fused_moe can add sums over ranks (kernels/parallel_attention_out.py, kernels/fused_moe.py), which nothing here asks them for yet.
 - Which slices: the variable's list, read in `_build` and in the checks below, which ask of a server what these slices need.
-- Engram, compressor, indexer, sparse attention, mHC behind the MoE, capture variants and commits that are put off: SGLang's, as they are.
+- Engram, compressor, indexer, sparse attention, mHC behind the MoE unless attention_out and moe are both ours, capture variants and commits that are
+  put off: SGLang's, as they are.
 - Host emulation: SGLang itself would run FP8 layers on the CPU, which it does not.
 - max_rows 48: the kernels'; steps of more rows run SGLang's forward. With drafts, verify steps alone: of 6 rows a request up to 8 requests.
 - numerics: SGLang quantises activations of FP8 matrices in groups of 32, which the kernels do not. Bounds of attention's slices: twice what such
   activations do to the worst of 48 rows (tests/contract/test_deepseek_v4_layers.py), a third of what a wrong block, slot, mix or rotation does. Of
-  the MoE: 0.03 of a row by chance, a wrong expert of six 0.3 and more. On an H200, in eight layers, attention's are
+  the MoE: 0.03 of a row by chance, a wrong expert of six 0.3 and more; of its post, attention_out's bounds (no GPU has run it). On an H200, in eight layers, attention's are
   at most 0.35 of their bounds and the MoE's 0.045 (benchmark/LOG.md, 26), and logits of a whole step 0.06 to 0.08 of their norm from
   SGLang's on the same experts (28). What a server answers with them has not been compared.
 """
@@ -36,6 +37,7 @@ from sgl_lowlatency.build.deepseek_v4 import build_slices
 from sgl_lowlatency.build.device_limits import device_limits
 from sgl_lowlatency.guard import attention_slices, fused_moe, moe
 from sgl_lowlatency.guard.config import device_reasons, server_argument_reasons
+from sgl_lowlatency.guard.deepseek_v4 import layer_reasons
 from sgl_lowlatency.guard.device import installation_reasons
 from sgl_lowlatency.guard.quantization import emulation_reasons
 from sgl_lowlatency.kernels.fused_moe import MAX_ROWS as MOE_ROWS
@@ -49,7 +51,7 @@ UNPROVEN = "answers with these slices of DeepSeek-V4.1's layers have not been sh
 BOUNDS = {
     "attention_in.x": 0.01, "attention_in.q_lora": 0.1, "attention_in.q": 0.12, "attention_in.q_rope": 0.13, "attention_in.kv": 0.12,
     "attention_in.kv_rope": 0.12, "attention_out.coefficients": 1e-3, "attention_out.streams": 0.08, "attention_out.out": 0.08,
-    "moe.relative_l2": 0.1, "routing.gap": 1e-3,
+    "moe.relative_l2": 0.1, "routing.gap": 1e-3, "moe.coefficients": 1e-3, "moe.streams": 0.08,
 }  # fmt: skip
 # (server argument, values that are served, why the others are not), as in guard/config.py.
 SERVER_ARGUMENTS = (("speculative_algorithm", (None, "DSPARK"), "nobody has tested its verify steps with slices of DeepSeek-V4.1"),)
@@ -78,12 +80,8 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
 
 
 def _model_disable_reasons(model: torch.nn.Module, hf_config: Any) -> list[str]:
-    slices, reasons = config.get().deepseek_slices, []
-    for i, layer in enumerate(model.model.layers):
-        found = [*attention_slices.layer_reasons(layer)] if _takes_attention(slices) else []
-        found += fused_moe.layer_reasons(layer.mlp) if "moe" in slices else []
-        reasons += [f"layer {i}: {reason}" for reason in found]
-    return reasons
+    slices = config.get().deepseek_slices
+    return [f"layer {i}: {reason}" for i, layer in enumerate(model.model.layers) for reason in layer_reasons(layer, slices)]
 
 
 def _build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> DeepseekV4Step:
