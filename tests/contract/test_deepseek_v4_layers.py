@@ -130,6 +130,66 @@ def test_each_slice_by_itself(names, tokens):
     assert served.step.summary().startswith(f"{', '.join(names)} in 8 layers, up to 6 rows; ")
 
 
+# Of a step of eight layers, who mixes and posts: the attention's and the MoE's hyper-connection of each.
+@pytest.mark.parametrize(("names", "sglangs"), [
+    (("attention_in",), 16), (("attention_out",), 8), (("attention_in", "attention_out"), 8), (("attention_in", "moe"), 16),
+    (("attention_out", "moe"), 0), (ALL, 0),
+])  # fmt: skip
+def test_behind_attention_out_fused_moe_leaves_sglang_no_mix_no_post_and_no_fork(names, sglangs, monkeypatch):
+    asked = []
+    for name in ("mix_stats", "post", "fork_stats_stream"):
+        original = getattr(small.mhc, name)
+        monkeypatch.setattr(small.mhc, name, lambda *args, name=name, original=original: asked.append(name) or original(*args))
+    served = Served(names, check=False, widths=(6,))
+    served.run(*small.batch_of(6))
+    assert (asked.count("mix_stats"), asked.count("post")) == (sglangs, sglangs)
+    assert bool(asked.count("fork_stats_stream")) is bool(sglangs)
+
+
+@pytest.mark.parametrize("names", [("attention_out", "moe"), ALL], ids="+".join)
+def test_what_a_layer_hands_on_behind_fused_moes_post(names):
+    """Streams with nothing outstanding and the pre of the MoE's own mix, of SGLang's values: the last layer's too, which the head combines."""
+    states, served = {}, Served(names, check=False, widths=(6,))
+    for number, layer in enumerate(served.model.layers):
+
+        def keeping(*args, number=number, original=layer.forward, **kwargs):
+            out = original(*args, **kwargs)
+            state = small.hc_boundary.materialize(out, kwargs["forward_batch"], consume=False)
+            states.setdefault(number, []).append((state is out, state.streams.clone(), state.pre.clone()))
+            return out
+
+        layer.forward = keeping
+    ids, positions, batch = small.batch_of(6)
+    for is_on in (False, True):
+        served.run(ids, positions, batch, is_on)
+    for number, (theirs, ours) in states.items():
+        assert (theirs[0], ours[0]) == (False, True), "ours has nothing outstanding"
+        assert float(row_errors(ours[1], theirs[1]).max()) < FAR and float(row_errors(ours[2], theirs[2]).max()) < FAR, number
+    assert sorted(states) == list(range(8))
+
+
+def test_rows_that_a_graph_pads_are_posted_too():
+    served = Served(check=False, widths=(6,))
+    for layer in served.model.layers:
+        layer.mlp.bound = torch.tensor(4, dtype=torch.int32)
+    assert_near(served, small.batch_of(6))
+
+
+@pytest.mark.parametrize("names", [("moe",), ("attention_out", "moe")], ids="+".join)
+def test_router_logits_are_kept_for_who_wants_them(names):
+    served = Served(names, check=False, widths=(6,))
+    served.run(*small.batch_of(6))
+    assert served.step.running.router_logits is None
+    kept, routers = {}, {}
+    served.step.running.router_logits = kept
+    served.run(*small.batch_of(6))
+    assert sorted(kept) == list(range(8)) and all(logits.shape == (6, 32) for logits in kept.values())
+    for number, layer in enumerate(served.model.layers):
+        layer.mlp.gate.register_forward_hook(lambda gate, args, out, number=number: routers.update({number: out}))
+    served.run(*small.batch_of(6), is_on=False)
+    assert all(float(row_errors(kept[i], routers[i]).max()) < FAR for i in range(8))
+
+
 @pytest.fixture
 def environment(monkeypatch):
     """Of a worker: which slices its operator asks for."""
@@ -143,7 +203,7 @@ def environment(monkeypatch):
     config.get.cache_clear()
 
 
-@pytest.mark.parametrize("slices", ["attention_in,attention_out", "moe"])
+@pytest.mark.parametrize("slices", ["attention_in,attention_out", "moe", "attention_out,moe"])
 def test_sglangs_dispatch_runs_what_the_spec_builds(environment, slices, monkeypatch, caplog):
     """Its BuildContext of a server with five drafts a request, its binding and view, behind the checks of the loaded model."""
     environment(slices)
@@ -161,6 +221,15 @@ def test_sglangs_dispatch_runs_what_the_spec_builds(environment, slices, monkeyp
     set_forward_context(ForwardContext(attn_backend=small.Backend()))
     ours = dispatch.wrapped()(*batch)
     assert built.coverage.counts().executed == {12: 1} and float(row_errors(ours, theirs).max()) < FAR
+
+
+@pytest.mark.parametrize("slices", ["moe", "attention_out", "attention_out,moe"])
+def test_the_moes_hyper_connection_is_asked_for_where_its_post_is_ours(environment, slices):
+    environment(slices)
+    target = small.Target()
+    target.model.layers[4].hc_ffn_base = torch.nn.Parameter(torch.zeros(24).bfloat16(), requires_grad=False)
+    wanted = ["layer 4: hc_ffn_base is bfloat16, not float32"] if slices == "attention_out,moe" else []
+    assert DEEPSEEK_V4_SPEC.model_disable_reasons(target, None) == wanted
 
 
 @pytest.mark.parametrize("slices", ["attention_in", "attention_out", "moe"])
@@ -203,6 +272,30 @@ def test_a_wrong_kernel_is_refused_with_figures(names, planted, figure, rows):
         served.run(*small.batch_of(rows))
     assert f" of {BOUNDS[figure]:g}" in str(error.value), "figures stand beside their bounds"
     assert not served.step.running.is_on and served.step._checked == set()
+
+
+@pytest.mark.parametrize("names", [("attention_out", "moe"), ALL], ids="+".join)
+@pytest.mark.parametrize(("planted", "figures"), [
+    (0, []), (TRANSPOSED_MIX, ["moe.streams"]), (SHORT_SINKHORN, ["moe.coefficients", "moe.streams"]), (NEXT_EXPERT, ["moe.relative_l2", "moe.streams"]),
+])  # fmt: skip
+def test_a_wrong_post_of_the_moe_is_refused_with_figures(names, planted, figures):
+    """Of a kernel that is wrong, those figures and no others; they are 2.5 times as far as their bounds, and the right one's half of theirs at most."""
+    served = Served(names, widths=(6,))
+    served.step._kernels["moe"].emulation = EmulationOptions(planted=planted)
+    found, judge = {}, DeepseekV4Step._judge
+
+    def judging(rows):
+        for figure in served.step.running.figures:
+            found[figure.name] = max(found.get(figure.name, 0.0), figure.value)
+        judge(served.step, rows)
+
+    served.step._judge = judging
+    with contextlib.nullcontext() if not planted else pytest.raises(RuntimeError, match="slices differ from SGLang's launches in a step of 6 rows"):
+        served.run(*small.batch_of(6))
+    of_moe = {name: value for name, value in found.items() if name.startswith("moe.") or name == "routing.gap"}
+    assert set(of_moe) == {"moe.relative_l2", "routing.gap", "moe.coefficients", "moe.streams"}
+    for name, value in of_moe.items():
+        assert value > 2.5 * BOUNDS[name] if name in figures else value < BOUNDS[name] / 2, (name, value)
 
 
 @pytest.mark.parametrize(("planted", "figures"), [
@@ -321,6 +414,15 @@ def test_a_hook_on_a_replaced_module_keeps_sglangs_forward():
     served.model.layers[3].self_attn.wo_b.register_forward_hook(lambda *args: None)
     assert served.step.plan(ids, batch) is None
     assert served.step.coverage.counts().fallbacks == {"a forward hook on layer 3, self_attn.wo_b": 1}
+
+
+def test_a_hook_on_the_moe_keeps_sglangs_forward_where_its_post_is_ours():
+    ids, _, batch = small.batch_of(6)
+    for names, is_covered in ((("moe",), True), (("attention_out",), True), (("attention_out", "moe"), False)):
+        served = Served(names, widths=(6,), check=False)
+        served.model.layers[3].mlp.register_forward_hook(lambda *args: None)
+        assert (served.step.plan(ids, batch) is not None) is is_covered, names
+    assert served.step.coverage.counts().fallbacks == {"a forward hook on layer 3, mlp": 1}
 
 
 def test_a_step_is_counted_and_its_check_made_once():
