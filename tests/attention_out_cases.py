@@ -24,7 +24,8 @@ def random_weights(sizes, device="cpu", seed=0):
     angles = torch.arange(POSITIONS, device=device)[:, None] * 0.7 ** torch.arange(sizes.rope_dim // 2, device=device)
     return AttentionOutWeights(
         normal(sizes.latent, sizes.group_width, std=sizes.group_width**-0.5).bfloat16(), wo_b, wo_b_scale,
-        torch.polar(torch.ones_like(angles), angles), random_hyper(normal, sizes.hidden, device), (1 + normal(sizes.hidden, std=0.2)).bfloat16(), 1e-6,
+        torch.polar(torch.ones_like(angles), angles), random_hyper(normal, sizes.hidden, device),
+        (1 + normal(sizes.hidden, std=0.2)).bfloat16(), 1e-6,
     )  # fmt: skip
 
 

@@ -86,8 +86,8 @@ class Moe:
             torch.cuda.synchronize(self.device)
 
     def problems(self, x, token_ids=None, num_live_rows=None, streams=None):
-        """What is wrong with the newest launch: logits, output and streams through the numerics gate, coefficients beyond fp32 rounding, choices by the
-        rule on the kernel's own logits, exactly where no other choice is within fp32 rounding."""
+        """What is wrong with the newest launch: logits, output and streams through the numerics gate, coefficients beyond fp32 rounding, choices by
+        the rule on the kernel's own logits, exactly where no other choice is within fp32 rounding."""
         rows, found = x.shape[0], []
         wanted = oracle.logits(self.weights, x)
         figure = gate.figure("logits", self.record.logits, oracle.standard_logits(self.weights, x), wanted)

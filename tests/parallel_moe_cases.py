@@ -92,8 +92,8 @@ class MoeRanks:
             torch.cuda.synchronize(self.device)
 
     def problems(self, x, token_ids=None, num_live_rows=None, streams=None):
-        """What is wrong with the newest launch: output and streams through the numerics gate, choices by the rule on the kernel's own logits, all of it
-        bitwise the same on every rank."""
+        """What is wrong with the newest launch: output and streams through the numerics gate, choices by the rule on the kernel's own logits, all of
+        it bitwise the same on every rank."""
         found, rows, record = [], x.shape[0], self.records[0]
         for rank in range(1, self.num_ranks):
             found += [] if same_bits(self.outs[rank], self.outs[0]) else [f"rank {rank} has not rank 0's output"]

@@ -46,7 +46,8 @@ def random_weights(device: torch.device, seed: int) -> AttentionOutWeights:
         normal(z.latent, z.group_width, std=z.group_width**-0.5).bfloat16(), *slice_bench.fp8_matrix(generator, z.hidden, z.latent),
         slice_bench.frequencies(device, POSITIONS, z.rope_dim // 2),
         HyperConnection(
-            normal(MIXES, STREAMS * z.hidden, std=2 * (STREAMS * z.hidden) ** -0.5), torch.ones(3, device=device), normal(MIXES, std=0.5), 20, 1e-6, 1e-20
+            normal(MIXES, STREAMS * z.hidden, std=2 * (STREAMS * z.hidden) ** -0.5), torch.ones(3, device=device), normal(MIXES, std=0.5), 20, 1e-6,
+            1e-20,
         ),
         (1 + normal(z.hidden, std=0.2)).bfloat16(), 1e-20,
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""fused_moe with mHC's mix and post, in emulation: coefficients to fp32 rounding, streams through the numerics gate; what a launch without them gives is
-the same bits. Oracles: reference/fused_moe.py, reference/hyper_connection.py."""
+"""fused_moe with mHC's mix and post, in emulation: coefficients to fp32 rounding, streams through the numerics gate; what a launch without them gives
+is the same bits. Oracles: reference/fused_moe.py, reference/hyper_connection.py."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
-"""fused_moe with mix and post under adversarial schedules: no access that nothing orders, the same bits whatever the schedule; words of the mix that never
-come are named, and are clear when they are used again."""
+"""fused_moe with mix and post under adversarial schedules: no access that nothing orders, the same bits whatever the schedule; words of the mix that
+never come are named, and are clear when they are used again."""
 
 import re
 

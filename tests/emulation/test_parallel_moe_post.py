@@ -1,5 +1,5 @@
-"""fused_moe with mix and post on 2, 4 and 8 emulated ranks: the post is on the sum over ranks, the same bits on every rank, under every schedule. Oracle:
-the shards' sum and the hyper-connection in float64."""
+"""fused_moe with mix and post on 2, 4 and 8 emulated ranks: the post is on the sum over ranks, the same bits on every rank, under every schedule.
+Oracle: the shards' sum and the hyper-connection in float64."""
 
 import pytest
 import torch
@@ -60,7 +60,11 @@ def test_a_rank_that_disagrees_on_streams_disturbs_nobody():
     assert all(same_bits(out, wanted) for out in outs) and same_bits(behind, post)
 
 
-STREAMS = {"two": (2, 128, 1, [1] * 5, (0, 2, 3)), "two, other rows": (2, 256, 3, [5, 1, 3, 9, 2], (0, 1, 3)), "four": (4, 128, 2, [2, 9, 1, 3], (1, 2, 3))}
+STREAMS = {  # ranks, hidden, blocks, rows of the launches, those with mix and post
+    "two": (2, 128, 1, [1] * 5, (0, 2, 3)),
+    "two, other rows": (2, 256, 3, [5, 1, 3, 9, 2], (0, 1, 3)),
+    "four": (4, 128, 2, [2, 9, 1, 3], (1, 2, 3)),
+}
 
 
 class Stream(MoeRanks):

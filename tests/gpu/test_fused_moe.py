@@ -35,6 +35,51 @@ def test_real_shapes(real, rows):
         assert real.problems(x, token_ids) == []
 
 
+@pytest.mark.parametrize("rows", [1, 6, 12, 48])
+def test_real_shapes_with_mix_and_post(real, rows):
+    """Coefficients, streams and output; the output is the bits of a launch without streams, which follows on the same workspace."""
+    for seed in range(2 if rows < 12 else 1):
+        (x, token_ids), streams = real.inputs(rows, seed), real.streams(rows, seed)
+        real.run(x, token_ids, stream=torch.cuda.current_stream().cuda_stream, streams=streams)
+        assert real.problems(x, token_ids, streams=streams) == []
+        out, post = real.out, real.post
+        real.run(x, token_ids)
+        assert torch.equal(real.out, out)
+        real.run(x, token_ids, streams=streams)
+        assert all(torch.equal(real.post[name], post[name]) for name in post)
+
+
+def test_replays_with_mix_and_post_repeat_bit_by_bit(real):
+    """Each graph has three launches: one, one on the streams that it has left, which overlapping ones must not read too early, and one without."""
+    cases = []
+    for rows in (6, 1, 48, 12):
+        (x, token_ids), streams = real.inputs(rows, 5), real.streams(rows, 5)
+        first, second, out = torch.empty_like(streams), torch.empty_like(streams), torch.empty_like(x)
+
+        def launch(x=x, token_ids=token_ids, streams=streams, first=first, second=second, out=out):
+            stream = torch.cuda.current_stream().cuda_stream
+            real.kernel.launch(real.layer, x, None, token_ids, stream=stream, streams=streams, streams_out=first)
+            real.kernel.launch(real.layer, x, None, token_ids, stream=stream, streams=first, streams_out=second)
+            real.kernel.launch(real.layer, x, out, token_ids, stream=stream)
+
+        launch()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch()
+        inputs = (x, token_ids, streams, first)  # a graph keeps none of the tensors that it reads
+        cases.append((graph, out, out.clone(), second, second.clone(), inputs))
+        real.run(x, token_ids, streams=first)
+        assert real.problems(x, token_ids, streams=first) == [] and torch.equal(real.post["streams_out"], cases[-1][4])
+    for replay in range(100):
+        graph, out, wanted, behind, wanted_behind, _ = cases[replay * 7 % 4]
+        out.fill_(float("nan"))
+        behind.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, wanted) and torch.equal(behind, wanted_behind), replay
+    assert real.kernel.fault() is None
+
+
 def test_replays_of_alternating_rows_repeat_bit_by_bit(real):
     cases = []
     for rows in (6, 1, 48, 12):
@@ -60,6 +105,15 @@ def test_small_shapes(hidden, intermediate, num_experts, top_k, grid):
         x, _ = moe.inputs(rows, rows)
         moe.run(x, None, rows - 1)
         assert moe.problems(x, None, rows - 1) == [], rows
+
+
+@pytest.mark.parametrize(("hidden", "intermediate", "num_experts", "top_k", "grid"), SHAPES)
+def test_small_shapes_with_mix_and_post(hidden, intermediate, num_experts, top_k, grid):
+    moe = Moe(hidden, intermediate, num_experts, top_k, grid=grid, device="cuda")
+    for rows in (1, 2, 7, 8, 9, 16, 31, 33, 48):
+        x, streams = moe.inputs(rows, rows)[0], moe.streams(rows, rows)
+        moe.run(x, None, rows - 1, streams=streams)
+        assert moe.problems(x, None, rows - 1, streams) == [], rows
 
 
 def test_every_row_takes_the_same_experts():

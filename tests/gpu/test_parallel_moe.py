@@ -42,6 +42,16 @@ def test_the_gate(shape, apart):
         assert ranks.problems(x, token_ids, rows) == [], rows
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one launch", "apart"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape)))
+def test_the_gate_with_mix_and_post(shape, apart):
+    ranks = ranks_of(*shape)
+    for seed, rows in enumerate((1, 6, 12, 48, 8, 1)):
+        x, streams = ranks.inputs(rows, seed)[0], ranks.streams_of(rows, seed)
+        ranks.run(x, apart=apart, streams=streams)
+        assert ranks.problems(x, streams=streams) == [], rows
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_choices_are_one_ranks(num_ranks):
     ranks = ranks_of(num_ranks, 1024, 256, 64, 6)

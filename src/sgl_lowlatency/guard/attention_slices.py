@@ -35,8 +35,8 @@ SERVER_ARGUMENTS: tuple[tuple[str, tuple, str], ...] = (
 def config_reasons(hf_config: Any) -> list[str]:
     """Why attention_in and attention_out cannot run the layers that this config describes."""
     reasons = []
-    for name, served in (("head_dim", HEAD_DIM), ("qk_rope_head_dim", ROPE), ("hc_mult", hyper_connection.STREAMS), ("hc_pre_from_prev_sublayer", True),
-                         ("q_head_norm", False)):  # fmt: skip
+    for name, served in (("head_dim", HEAD_DIM), ("qk_rope_head_dim", ROPE), ("hc_mult", hyper_connection.STREAMS),
+                         ("hc_pre_from_prev_sublayer", True), ("q_head_norm", False)):  # fmt: skip
         if (value := getattr(hf_config, name, None)) != served:
             reasons.append(f"config.{name} {value!r} is not {served!r}")
     heads, groups, lora = (getattr(hf_config, name, None) or 0 for name in ("num_attention_heads", "o_groups", "o_lora_rank"))

@@ -67,7 +67,8 @@ class VirtualMoe:
             raise RuntimeError(f"fused_moe in emulation: {report.status}: {report.message}")
 
     def regions(self, outputs: Sequence[Mapping[str, torch.Tensor | None]]) -> list[tuple[str, int, int, bool]]:
-        """Memory whose ordering host emulation checks, of all ranks: (name, address, bytes, reads too). outputs: of each, what FusedMoe.regions takes."""
+        """Memory whose ordering host emulation checks, of all ranks: (name, address, bytes, reads too). outputs: of each, what
+        FusedMoe.regions takes."""
         per_rank = [kernel.regions(**of_rank) for kernel, of_rank in zip(self.kernels, outputs, strict=True)]
         return [(f"rank {rank} {name}", *rest) for rank, of_rank in enumerate(per_rank) for name, *rest in of_rank]
 

@@ -44,8 +44,8 @@ def post_combine_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(streams [rows, 4, hidden], out [rows, hidden]) float64 behind an output y [rows, hidden]. rounded: what a stored value becomes.
 
-    streams_behind's, then deepseek_v4_mhc._combine with the same pre, by _hc_combine_norm: each rounds what it stores, and the second one its combined
-    row, before the norm reads it.
+    streams_behind's, then deepseek_v4_mhc._combine with the same pre, by _hc_combine_norm: each rounds what it stores, and the second one its
+    combined row, before the norm reads it.
     """
     next_streams = rounded(streams_behind(mixed, y, streams))
     combined = rounded(torch.einsum("tk,tkh->th", mixed[:, :4], next_streams))

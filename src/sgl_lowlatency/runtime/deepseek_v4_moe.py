@@ -79,8 +79,8 @@ class MoeSlice:
         self, like: torch.Tensor, token_ids: torch.Tensor | None, args: tuple, kwargs: Mapping[str, Any], has_post: bool = False
     ) -> list[Figure]:
         """On random rows of the step's own size. MOE_FIGURES: the largest relative L2 of a row whose experts are SGLang's; how far below SGLang's
-        last choice, by biased score, one of ours is that SGLang has not made. has_post: MOE_POST_FIGURES too, of streams of the output's scale, so that
-        what is wrong with either is seen in both."""
+        last choice, by biased score, one of ours is that SGLang has not made. has_post: MOE_POST_FIGURES too, of streams of the output's scale, so
+        that what is wrong with either is seen in both."""
         weights = self.prepared.weights
         generator = torch.Generator(device=like.device).manual_seed(self._number)
         size = like.float().square().mean().sqrt().clamp(min=1e-3)
@@ -107,4 +107,5 @@ class MoeSlice:
         if has_post:
             their_coefficients, their_streams = close_sublayer(self._layer, "ffn", theirs, post["streams"])
             values += [float(row_errors(coefficients, their_coefficients).max()), worst(row_errors(behind, their_streams))]
-        return [Figure(name, self._number, value) for name, value in zip(MOE_FIGURES + MOE_POST_FIGURES if has_post else MOE_FIGURES, values, strict=True)]
+        names = MOE_FIGURES + MOE_POST_FIGURES if has_post else MOE_FIGURES
+        return [Figure(name, self._number, value) for name, value in zip(names, values, strict=True)]

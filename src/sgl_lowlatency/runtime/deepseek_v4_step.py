@@ -61,10 +61,11 @@ class DeepseekV4Step:
         self._kernels = {name: getattr(first, name)[0] for name in _FIGURES if getattr(first, name) is not None}
         self.running, self._checked = Running(), set()
         self.take(self._kernels)
+        replaced = [name for slice_name in self._kernels for name in _REPLACED[slice_name]] + (["mlp"] if _WITH_POST <= set(self._kernels) else [])
         self._replaced = [
             (f"layer {i}, {name}", module)
             for i, (layer, _) in enumerate(layers)
-            for name in [name for slice_name in self._kernels for name in _REPLACED[slice_name]] + (["mlp"] if _WITH_POST <= set(self._kernels) else [])
+            for name in replaced
             if isinstance(module := _module(layer, name), torch.nn.Module)
         ]
         for number, (layer, slices) in enumerate(layers):

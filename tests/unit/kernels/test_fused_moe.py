@@ -1,4 +1,4 @@
-"""Shares of fused_moe's routed units: all of them once, in order, and even together with the static ones. Of ranks: their channels, their group, and
+"""Shares of fused_moe's routed units: all of them once, in order, and even together with the static ones. Its hand-over words. Of ranks: their channels, their group, and
 faults between them in words."""
 
 import ctypes
@@ -73,3 +73,24 @@ def test_what_a_rank_waits_for_is_named():
     itself = 1 << 63 | 2 << 56 | 2 << 48 | 4 << 32 | _C.abi.kPeerNothing << 24  # the 4 is the op of a ring wait
     stopped = describe_moe_fault(record("peer_abort", expected=part, waited_ns=itself))
     assert stopped == f"{where}: rank 2 stopped by itself, while it waited for rank 3's part of tile 17 of the experts of layer 9"
+
+
+@pytest.mark.parametrize("rows", [1, 6, 48])
+def test_hand_over(rows):
+    """Words in the order of the struct, each section as large as its formula, those of the mix last: at DeepSeek-V4.1's sizes."""
+    at, vectors = _C.moe_handover(_C.abi.MoeGeometry(5120, 2304, 384, 6), rows), 7 * rows
+    sizes = {"logits": 5 * rows * 384, "choices": rows * 12, "activation": vectors * 1152, "output": vectors * 5120, "mix": 160 * rows * 28,
+             "coefficients": rows * 24}  # fmt: skip
+    begin = 0
+    for name, size in sizes.items():
+        assert getattr(at, name) == begin and begin % 4 == 0, name
+        begin += size
+    assert at.total_words == begin
+
+
+def test_words_of_the_mix_are_named():
+    fields = {"rank": 0, "sm": 1, "block": 2, "layer": 0, "expected": 56, "seen": 0, "waited_ns": 2_000_000_000}
+    for edge, name in ((4, "mix"), (5, "coefficients")):
+        record = SimpleNamespace(kind=_C.abi.kFaultKinds["edge_deadline"], edge=edge, **fields)
+        wanted = f"fused_moe stopped: rank 0, SM 1, block 2 waited 2.00 s for word 56 of {name}, which no block has written"
+        assert describe_moe_fault(record) == wanted

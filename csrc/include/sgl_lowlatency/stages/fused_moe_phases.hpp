@@ -214,8 +214,8 @@ SGL_NO_UNROLL
 }
 
 // The shared expert's row + sum over k of weight * its pair's row, in the order of k: finish(row, column, sum) gets four columns from `column` on,
-// fp32, and begin(row, column) is called in front of the wait for them. A warp takes 128 columns of a row; whose they are does not depend on the number
-// of rows. Entry: all consumer threads.
+// fp32, and begin(row, column) is called in front of the wait for them. A warp takes 128 columns of a row; whose they are does not depend on the
+// number of rows. Entry: all consumer threads.
 template <class Begin, class Finish>
 SGL_DEVICE void combine_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, Begin begin, Finish finish) {
   const int32_t warp = dialect::thread_idx() / 32, lane = dialect::thread_idx() % 32, hidden = p.geometry.hidden, top_k = p.geometry.top_k;

@@ -1,6 +1,6 @@
 // The sums of a tensor-parallel fused_moe: a rank's part of a row's columns goes from registers to every rank's workspace, and whoever pushed it
-// takes all ranks' words of the same columns, adds them in rank order and finishes them (fused_moe_post.hpp), as every rank does. The functions that a
-// launch of one rank has nothing to do in are here beside those of ranks, by the parameters' type.
+// takes all ranks' words of the same columns, adds them in rank order and finishes them (fused_moe_post.hpp), as every rank does. The functions that
+// a launch of one rank has nothing to do in are here beside those of ranks, by the parameters' type.
 //
 // Words are data and flag at once, at system scope (stages/pushed_tiles.hpp). Launches take three parities of them in turn; DESIGN.md of
 // kernels/nvidia/fused_moe argues why no store to them is early.
@@ -70,8 +70,8 @@ SGL_NO_UNROLL
   });
 }
 
-// out, and where the launch has streams those behind it, of combine_moe's sums; of ranks, of the sum of theirs in rank order. Of these, all of a thread's columns are pushed before it takes the first ones,
-// and the clears fall into the trip. Entry: all consumer threads, behind order_sums.
+// out, and where the launch has streams those behind it, of combine_moe's sums; of ranks, of the sum of theirs in rank order. Of these, all of a
+// thread's columns are pushed before it takes the first ones, and the clears fall into the trip. Entry: all consumer threads, behind order_sums.
 SGL_DEVICE void sum_moe(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words) {
   MoePost post;
   combine_moe(p, s, words, [&](int32_t row, int32_t column) { begin_post(p, words, row, column, post); },

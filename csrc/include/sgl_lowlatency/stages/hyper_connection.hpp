@@ -41,16 +41,17 @@ SGL_UNROLL
 // A row's coefficients: pre, post, comb. Each calling thread polls by itself.
 SGL_DEVICE void await_coefficients(const HyperView& v, int32_t row, float (&c)[abi::kMixes]) {
   uint32_t part[abi::kMixes / 4][4];
-  await_vectors(v.sink, v.coefficients_edge, v.coefficients, [](int32_t) { return true; }, [&](int32_t i) { return row * abi::kMixes + i * 4; }, part);
+  await_vectors(v.sink, v.coefficients_edge, v.coefficients, [](int32_t) { return true; },
+                [&](int32_t i) { return row * abi::kMixes + i * 4; }, part);
 SGL_UNROLL
   for (int32_t i = 0; i < abi::kMixes; ++i) c[i] = dialect::bits_to_float(part[i / 4][i % 4]);
 }
 
-// Stores R' of a row's columns column .. column + 3, of which y is the sublayer's output, fp32 yet, and pair is R. each(k, i, word): columns 2i and
+// Stores R' of a row's columns column .. column + 3, of which y is the sublayer's output, fp32 still, and pair is R; y is rounded in place. each(k, i, word): columns 2i and
 // 2i + 1 of stream k as they are stored.
 template <class Each>
-SGL_DEVICE void store_streams(const HyperView& v, int32_t row, int32_t column, const float (&c)[abi::kMixes], const uint32_t (&pair)[abi::kStreams][2],
-                              float (&y)[4], const Each& each) {
+SGL_DEVICE void store_streams(const HyperView& v, int32_t row, int32_t column, const float (&c)[abi::kMixes],
+                              const uint32_t (&pair)[abi::kStreams][2], float (&y)[4], const Each& each) {
   float r[abi::kStreams][4];
 SGL_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
