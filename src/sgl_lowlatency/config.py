@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 PREFIX = "SGL_LOWLATENCY_"
-MAX_PLANTED = 43  # the last value of dialect::Planted (csrc/include/sgl_lowlatency/dialect/planted.hpp)
+MAX_PLANTED = 45  # the last value of dialect::Planted (csrc/include/sgl_lowlatency/dialect/planted.hpp)
 
 
 @dataclasses.dataclass(frozen=True)
