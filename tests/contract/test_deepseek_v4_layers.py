@@ -1,5 +1,5 @@
 """Steps of DeepSeek-V4.1 with slices that are ours, in emulation, inside SGLang's own loop, decoder layers, boundaries and attention
-(tests/deepseek_layers.py). Oracle: the same model without them. Eight layers, one of every kind that the cut-down model has."""
+(tests/deepseek_served.py). Oracle: the same model without them. Eight layers, one of every kind that the cut-down model has."""
 
 import contextlib
 import re
@@ -11,96 +11,16 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
 import deepseek_layers as small  # noqa: E402
+from deepseek_served import ALL, FAR, Served, assert_near, distances, is_near, sglang  # noqa: E402, F401  sglang: for every test
 from sglang.kernels.plugin_kernels.nvidia.spec import BuildContext  # noqa: E402
 from sglang.srt.kernel_plugins.nvidia import binding  # noqa: E402
-from sglang.srt.kernel_plugins.nvidia.binding import ForwardView  # noqa: E402
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context  # noqa: E402
 
 from sgl_lowlatency import config  # noqa: E402
-from sgl_lowlatency.build.deepseek_v4 import build_slices  # noqa: E402
 from sgl_lowlatency.guard import attention_slices, fused_moe  # noqa: E402
-from sgl_lowlatency.kernels.decode_step import EmulationOptions  # noqa: E402
-from sgl_lowlatency.runtime import sglang_state  # noqa: E402
 from sgl_lowlatency.runtime.deepseek_v4_check import row_errors  # noqa: E402
 from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step  # noqa: E402
 from sgl_lowlatency.specs.nvidia.deepseek_v4 import BOUNDS, DEEPSEEK_V4_SPEC  # noqa: E402
-
-ALL = ("attention_in", "attention_out", "moe")
-SOURCES = [("sources", layer) for layer in (2, 4, 6)]
-# Relative L2 of the worst row behind eight layers, from SGLang's. Half a rounding of bf16 in the embedding moves SGLang's own rows by 0.05.
-FAR = 0.06
-
-
-class Served:
-    """The model as SGLang has it, and with slices of `names`. planted: bugs of kernels, by slice."""
-
-    def __init__(self, names=ALL, tokens=1, check=True, planted=0, widths=tuple(range(1, 49)), **kwargs):
-        self.model, self.backend = small.Model(), None
-        slices = build_slices(list(self.model.layers), names, max(widths), torch.device("cpu"), 3, 5.0, EmulationOptions(planted=planted))
-        self.step = DeepseekV4Step(slices, widths, tokens, BOUNDS, check, attention_slices.pool_reasons, **kwargs)
-
-    def launches(self):
-        """Of each slice's kernel."""
-        return [int(kernel._state.view(torch.int32)[32]) for kernel in self.step._kernels.values()]  # abi::MoeState::launches
-
-    def run(self, ids, positions, batch, is_on=True):
-        """(normed states, streams, states that drafts read, pages of keys) of SGLang's forward, behind the plugin's dispatch or without it."""
-        self.backend = small.Backend()
-        set_forward_context(ForwardContext(attn_backend=self.backend))
-        step = self.step.plan(ids, batch) if is_on else None
-        original = self.model.forward
-        if step is None:
-            (normed, streams), aux = original(ids, positions, batch, None)
-        else:
-            step = SimpleNamespace(mode=step.mode, rows=step.rows, view=ForwardView(self.backend))
-            (normed, streams), aux = self.step.forward(step, original, ids, positions, batch, None)
-        return normed, streams, aux, torch.stack(self.backend.token_to_kv_pool.pages)
-
-
-@pytest.fixture(autouse=True)
-def sglang(monkeypatch):
-    small.install(monkeypatch)
-    monkeypatch.setattr(sglang_state, "metrics_enabled", lambda: False)
-    previous = set_forward_context(None)
-    with small.one_gpu(), torch.no_grad():
-        yield
-    set_forward_context(previous)
-
-
-def keys_of(pages, slots):
-    return torch.stack([small.in_oracle.read_slots(small.KvPages(layer, small.PAGE), slots.long()) for layer in pages], 1)
-
-
-def distances(ours, theirs, slots):
-    """The worst row's of each output; keys of all layers as one."""
-    pairs = zip(("normed", "streams", "aux", "keys"), (*ours[:3], keys_of(ours[3], slots)), (*theirs[:3], keys_of(theirs[3], slots)))
-    return {name: float(row_errors(a, b).max()) for name, a, b in pairs}
-
-
-def is_near(found):
-    return all(worst < FAR for worst in found.values())
-
-
-def assert_near(served, batch_of, seen_sources=SOURCES):
-    ids, positions, batch = batch_of
-    theirs = served.run(ids, positions, batch, is_on=False)
-    asked = served.backend.called
-    before = served.launches()
-    ours = served.run(ids, positions, batch)
-    checked = 8 if served.step._check and served.step._checked == {ids.shape[0]} and before[0] == 0 else 0
-    assert served.launches() == [launches + 8 + checked for launches in before], "each slice's kernel once a layer, and once more in the check"
-    assert served.backend.called == asked and [call for call in asked if call[0] == "sources"] == seen_sources, "SGLang's backend is asked alike"
-    found = distances(ours, theirs, batch.slots)
-    assert is_near(found), found
-    left, right = ours[3].clone(), theirs[3].clone()
-    for pages in (left, right):
-        for slot in batch.slots.tolist():
-            at = slot % small.PAGE
-            pages[:, slot // small.PAGE, at * 576 : (at + 1) * 576] = 0
-            pages[:, slot // small.PAGE, small.PAGE * 576 + at * 8 : small.PAGE * 576 + (at + 1) * 8] = 0
-    assert torch.equal(left, right), "keys of other slots"
-    assert batch.residual_stream is None
-    return found
 
 
 def test_the_guard_has_nothing_against_these_layers():
@@ -128,66 +48,6 @@ def test_each_slice_by_itself(names, tokens):
     served = Served(names, tokens, widths=(6,))
     assert_near(served, small.batch_of(6 // tokens, tokens))
     assert served.step.summary().startswith(f"{', '.join(names)} in 8 layers, up to 6 rows; ")
-
-
-# Of a step of eight layers, who mixes and posts: the attention's and the MoE's hyper-connection of each.
-@pytest.mark.parametrize(("names", "sglangs"), [
-    (("attention_in",), 16), (("attention_out",), 8), (("attention_in", "attention_out"), 8), (("attention_in", "moe"), 16),
-    (("attention_out", "moe"), 0), (ALL, 0),
-])  # fmt: skip
-def test_behind_attention_out_fused_moe_leaves_sglang_no_mix_no_post_and_no_fork(names, sglangs, monkeypatch):
-    asked = []
-    for name in ("mix_stats", "post", "fork_stats_stream"):
-        original = getattr(small.mhc, name)
-        monkeypatch.setattr(small.mhc, name, lambda *args, name=name, original=original: asked.append(name) or original(*args))
-    served = Served(names, check=False, widths=(6,))
-    served.run(*small.batch_of(6))
-    assert (asked.count("mix_stats"), asked.count("post")) == (sglangs, sglangs)
-    assert bool(asked.count("fork_stats_stream")) is bool(sglangs)
-
-
-@pytest.mark.parametrize("names", [("attention_out", "moe"), ALL], ids="+".join)
-def test_what_a_layer_hands_on_behind_fused_moes_post(names):
-    """Streams with nothing outstanding and the pre of the MoE's own mix, of SGLang's values: the last layer's too, which the head combines."""
-    states, served = {}, Served(names, check=False, widths=(6,))
-    for number, layer in enumerate(served.model.layers):
-
-        def keeping(*args, number=number, original=layer.forward, **kwargs):
-            out = original(*args, **kwargs)
-            state = small.hc_boundary.materialize(out, kwargs["forward_batch"], consume=False)
-            states.setdefault(number, []).append((state is out, state.streams.clone(), state.pre.clone()))
-            return out
-
-        layer.forward = keeping
-    ids, positions, batch = small.batch_of(6)
-    for is_on in (False, True):
-        served.run(ids, positions, batch, is_on)
-    for number, (theirs, ours) in states.items():
-        assert (theirs[0], ours[0]) == (False, True), "ours has nothing outstanding"
-        assert float(row_errors(ours[1], theirs[1]).max()) < FAR and float(row_errors(ours[2], theirs[2]).max()) < FAR, number
-    assert sorted(states) == list(range(8))
-
-
-def test_rows_that_a_graph_pads_are_posted_too():
-    served = Served(check=False, widths=(6,))
-    for layer in served.model.layers:
-        layer.mlp.bound = torch.tensor(4, dtype=torch.int32)
-    assert_near(served, small.batch_of(6))
-
-
-@pytest.mark.parametrize("names", [("moe",), ("attention_out", "moe")], ids="+".join)
-def test_router_logits_are_kept_for_who_wants_them(names):
-    served = Served(names, check=False, widths=(6,))
-    served.run(*small.batch_of(6))
-    assert served.step.running.router_logits is None
-    kept, routers = {}, {}
-    served.step.running.router_logits = kept
-    served.run(*small.batch_of(6))
-    assert sorted(kept) == list(range(8)) and all(logits.shape == (6, 32) for logits in kept.values())
-    for number, layer in enumerate(served.model.layers):
-        layer.mlp.gate.register_forward_hook(lambda gate, args, out, number=number: routers.update({number: out}))
-    served.run(*small.batch_of(6), is_on=False)
-    assert all(float(row_errors(kept[i], routers[i]).max()) < FAR for i in range(8))
 
 
 @pytest.fixture
@@ -272,31 +132,6 @@ def test_a_wrong_kernel_is_refused_with_figures(names, planted, figure, rows):
         served.run(*small.batch_of(rows))
     assert f" of {BOUNDS[figure]:g}" in str(error.value), "figures stand beside their bounds"
     assert not served.step.running.is_on and served.step._checked == set()
-
-
-@pytest.mark.parametrize("names", [("attention_out", "moe"), ALL], ids="+".join)
-@pytest.mark.parametrize(("planted", "figures"), [
-    (0, []), (TRANSPOSED_MIX, ["moe.streams"]), (SHORT_SINKHORN, ["moe.coefficients", "moe.streams"]),
-    (NEXT_EXPERT, ["moe.relative_l2", "moe.streams"]),
-])  # fmt: skip
-def test_a_wrong_post_of_the_moe_is_refused_with_figures(names, planted, figures):
-    """Of a kernel that is wrong, those figures and no others: more than 2.5 times their bounds; the right one's are below half of theirs."""
-    served = Served(names, widths=(6,))
-    served.step._kernels["moe"].emulation = EmulationOptions(planted=planted)
-    found, judge = {}, DeepseekV4Step._judge
-
-    def judging(rows):
-        for figure in served.step.running.figures:
-            found[figure.name] = max(found.get(figure.name, 0.0), figure.value)
-        judge(served.step, rows)
-
-    served.step._judge = judging
-    with contextlib.nullcontext() if not planted else pytest.raises(RuntimeError, match="slices differ from SGLang's launches in a step of 6 rows"):
-        served.run(*small.batch_of(6))
-    of_moe = {name: value for name, value in found.items() if name.startswith("moe.") or name == "routing.gap"}
-    assert set(of_moe) == {"moe.relative_l2", "routing.gap", "moe.coefficients", "moe.streams"}
-    for name, value in of_moe.items():
-        assert value > 2.5 * BOUNDS[name] if name in figures else value < BOUNDS[name] / 2, (name, value)
 
 
 @pytest.mark.parametrize(("planted", "figures"), [
@@ -415,15 +250,6 @@ def test_a_hook_on_a_replaced_module_keeps_sglangs_forward():
     served.model.layers[3].self_attn.wo_b.register_forward_hook(lambda *args: None)
     assert served.step.plan(ids, batch) is None
     assert served.step.coverage.counts().fallbacks == {"a forward hook on layer 3, self_attn.wo_b": 1}
-
-
-def test_a_hook_on_the_moe_keeps_sglangs_forward_where_its_post_is_ours():
-    ids, _, batch = small.batch_of(6)
-    for names, is_covered in ((("moe",), True), (("attention_out",), True), (("attention_out", "moe"), False)):
-        served = Served(names, widths=(6,), check=False)
-        served.model.layers[3].mlp.register_forward_hook(lambda *args: None)
-        assert (served.step.plan(ids, batch) is not None) is is_covered, names
-    assert served.step.coverage.counts().fallbacks == {"a forward hook on layer 3, mlp": 1}
 
 
 def test_a_step_is_counted_and_its_check_made_once():

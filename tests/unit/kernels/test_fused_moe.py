@@ -1,5 +1,5 @@
-"""Shares of fused_moe's routed units: all of them once, in order, and even together with the static ones. Its hand-over words. Of ranks: their channels, their group, and
-faults between them in words."""
+"""Shares of fused_moe's routed units: all of them once, in order, and even together with the static ones. Its hand-over words. Of ranks: their
+channels, their group, and faults between them in words."""
 
 import ctypes
 from types import SimpleNamespace

@@ -1,5 +1,6 @@
 // mHC: a row has kStreams parallel residual streams, and a hyper-connection around a sublayer mixes them with its output. What a kernel that closes
-// one is told of it: a member of AttentionOutParams and of FusedMoeParams. Shared by host C++, CUDA, the host dialect and (through the bindings) Python.
+// one is told of it: a member of AttentionOutParams and of FusedMoeParams. Shared by host C++, CUDA, the host dialect and (through the bindings)
+// Python.
 #pragma once
 #include <cstdint>
 

@@ -47,8 +47,8 @@ SGL_UNROLL
   for (int32_t i = 0; i < abi::kMixes; ++i) c[i] = dialect::bits_to_float(part[i / 4][i % 4]);
 }
 
-// Stores R' of a row's columns column .. column + 3, of which y is the sublayer's output, fp32 still, and pair is R; y is rounded in place. each(k, i, word): columns 2i and
-// 2i + 1 of stream k as they are stored.
+// Stores R' of a row's columns column .. column + 3, of which y is the sublayer's output, fp32 still, and pair is R; y is rounded in place. each(k, i,
+// word): columns 2i and 2i + 1 of stream k as they are stored.
 template <class Each>
 SGL_DEVICE void store_streams(const HyperView& v, int32_t row, int32_t column, const float (&c)[abi::kMixes],
                               const uint32_t (&pair)[abi::kStreams][2], float (&y)[4], const Each& each) {

@@ -11,8 +11,8 @@
 //           bf16, mix [24, 4 * hidden] fp32, coefficients [rows, 24] fp32.
 // Grid      at most one block an SM (all run at once), kMoeThreads threads each.
 // Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes, then mixes streams.
-// Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down | sums, and
-//           of streams the post.
+// Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down |
+//           sums, and of streams the post.
 // Hand-over logits, choices, activations, outputs and of streams mixes and coefficients as words that are each their own flag, two generations that
 //           launches use in turn. Of ranks (abi/parallel_moe.hpp) sums are pushed to every rank's workspace, words at system scope, three parities in
 //           turn; out is their sum in rank order, the same bits on every rank.
