@@ -29,11 +29,11 @@ py::bytes pack_table(const std::vector<std::vector<Word>>& entries) {
 }
 
 // A device table of WeightMaps.
-py::bytes pack_weight_maps(const std::vector<MatrixTuple>& matrices, bool is_cuda, bool is_tall) {
+py::bytes pack_weight_maps(const std::vector<MatrixTuple>& matrices, bool is_cuda, abi::WeightBox box) {
   std::string bytes(matrices.size() * sizeof(abi::WeightMap), '\0');
   for (size_t i = 0; i < matrices.size(); ++i) {
     const auto& [weight, num_rows, k_extent, num_parts, element_bytes] = matrices[i];
-    const abi::WeightMatrix matrix{reinterpret_cast<const void*>(weight), num_rows, k_extent, num_parts, element_bytes, is_tall};
+    const abi::WeightMatrix matrix{reinterpret_cast<const void*>(weight), num_rows, k_extent, num_parts, element_bytes, box};
 #ifdef SGL_LOWLATENCY_WITH_CUDA
     const abi::WeightMap map = is_cuda ? launch::encode_weight_map_cuda(matrix) : launch::encode_weight_map_host(matrix);
 #else
@@ -49,6 +49,12 @@ py::bytes pack_weight_maps(const std::vector<MatrixTuple>& matrices, bool is_cud
 
 void bind_abi(py::module_& m) {
   py::module_ a = m.def_submodule("abi", "Constants and structs of abi/decode_step.hpp");
+  py::enum_<abi::WeightBox>(a, "WeightBox")
+      .value("stage", abi::kBoxStage)
+      .value("tall", abi::kBoxTall)
+      .value("pair", abi::kBoxPair)
+      .value("fp4_pair", abi::kBoxFp4Pair)
+      .value("wide", abi::kBoxWide);
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMaxRows); SGL_CONSTANT(kTileRows); SGL_CONSTANT(kMaxHeadsPerItem); SGL_CONSTANT(kMinItemTokens); SGL_CONSTANT(kItemTokenMultiple);
   SGL_CONSTANT(kWarpTokens); SGL_CONSTANT(kUnwritten); SGL_CONSTANT(kGenerations); SGL_CONSTANT(kClearAhead); SGL_CONSTANT(kPaddingSlot);
@@ -153,8 +159,8 @@ void bind_abi(py::module_& m) {
   m.def("pack_layer_weights", &pack_table<abi::LayerWeights, int64_t, 6>,
         "Device table of LayerWeights from 5 pointers and aux_column a layer, in the struct's order");
   m.def("pack_layer_scales", &pack_table<abi::LayerScales, uint64_t, 4>, "Device table of LayerScales from 4 pointers a layer");
-  m.def("pack_weight_maps", &pack_weight_maps, py::arg("matrices"), py::arg("is_cuda"), py::arg("is_tall") = false,
-        "Table of WeightMap from (address, num_rows, k_extent, num_parts, element_bytes), for CUDA or for the host dialect, of tall stages or not");
+  m.def("pack_weight_maps", &pack_weight_maps, py::arg("matrices"), py::arg("is_cuda"), py::arg("box") = abi::kBoxStage,
+        "Table of WeightMap from (address, num_rows, k_extent, num_parts, element_bytes), for CUDA or for the host dialect, of boxes of this kind");
   m.def("pack_kv_layers", &pack_table<abi::KvLayer, uint64_t, 2>, "Device table of KvLayer from (k, v) pointers");
   m.def("pack_tile_ranges", &pack_table<abi::TileRange, int32_t, 2>, "Device table of TileRange from (begin, count) pairs");
 }

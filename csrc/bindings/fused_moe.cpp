@@ -10,7 +10,7 @@ void bind_fused_moe(py::module_& m) {
   py::module_ a = m.attr("abi").cast<py::module_>();
 #define SGL_CONSTANT(name) a.attr(#name) = py::int_(static_cast<int64_t>(abi::name))
   SGL_CONSTANT(kMoeMaxRows); SGL_CONSTANT(kMoeMaxTopK); SGL_CONSTANT(kMoeStepK); SGL_CONSTANT(kMoeMaxScaleByte); SGL_CONSTANT(kMoeSharedCost);
-  SGL_CONSTANT(kMoeMaxHidden); SGL_CONSTANT(kMoeMaxIntermediate);
+  SGL_CONSTANT(kMoeMaxHidden); SGL_CONSTANT(kMoeMaxIntermediate); SGL_CONSTANT(kMoeSmemBytes);
 #undef SGL_CONSTANT
   a.attr("kMoeStateBytes") = py::int_(sizeof(abi::MoeState));
   a.attr("kMoeEdgeNames") = std::vector<std::string>{"logits", "choices", "activation", "output", "mix", "coefficients"};
@@ -22,12 +22,13 @@ void bind_fused_moe(py::module_& m) {
              return abi::MoeGeometry{hidden, intermediate, num_experts, top_k};
            }),
            py::arg("hidden"), py::arg("intermediate"), py::arg("num_experts"), py::arg("top_k"));
-  py::class_<abi::MoeSmem>(a, "MoeSmem").def_readonly("total_bytes", &abi::MoeSmem::total_bytes);
+  py::class_<abi::MoeSmem>(a, "MoeSmem").def_readonly("total_bytes", &abi::MoeSmem::total_bytes).def_readonly("depth", &abi::MoeSmem::depth);
   py::class_<abi::MoeHandover>(a, "MoeHandover")
 #define SGL_FIELD(name) .def_readonly(#name, &abi::MoeHandover::name)
       SGL_FIELD(logits) SGL_FIELD(choices) SGL_FIELD(activation) SGL_FIELD(output) SGL_FIELD(mix) SGL_FIELD(coefficients) SGL_FIELD(total_words);
 #undef SGL_FIELD
-  m.def("moe_smem", &abi::moe_smem, py::arg("geometry"), py::arg("rows"), "Shared memory of a block of fused_moe");
+  m.def("moe_smem", &abi::moe_smem, py::arg("geometry"), py::arg("rows"), py::arg("limit") = abi::kMoeSmemBytes,
+        "Shared memory of a block of fused_moe, within `limit` bytes where it can be");
   m.def("moe_handover", &abi::moe_handover, py::arg("geometry"), py::arg("rows"), "Word offsets of one generation of fused_moe's hand-over");
   m.def(
       "moe_routed_share",
@@ -43,9 +44,9 @@ void bind_fused_moe(py::module_& m) {
       SGL_FIELD(deadline_ns) SGL_FIELD(rank) SGL_FIELD(hyper) SGL_FIELD(generation_words);
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::FusedMoeParams::name)
-  SGL_POINTER(x); SGL_POINTER(router); SGL_POINTER(bias); SGL_POINTER(bias_alt); SGL_POINTER(token_ids); SGL_POINTER(num_live_rows);
-  SGL_POINTER(gate_up); SGL_POINTER(gate_up_scale); SGL_POINTER(down); SGL_POINTER(down_scale); SGL_POINTER(shared_gate_up);
-  SGL_POINTER(shared_gate_up_scale); SGL_POINTER(shared_down); SGL_POINTER(shared_down_scale); SGL_POINTER(out); SGL_POINTER(out_ids);
+  SGL_POINTER(x); SGL_POINTER(bias); SGL_POINTER(bias_alt); SGL_POINTER(token_ids); SGL_POINTER(num_live_rows); SGL_POINTER(maps);
+  SGL_POINTER(gate_up_scale); SGL_POINTER(down_scale); SGL_POINTER(shared_gate_up_scale); SGL_POINTER(shared_down_scale); SGL_POINTER(out);
+  SGL_POINTER(out_ids);
   SGL_POINTER(out_weights); SGL_POINTER(out_logits); SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
 #undef SGL_POINTER
 #ifdef SGL_LOWLATENCY_WITH_CUDA

@@ -8,7 +8,7 @@
 
 namespace sgl_lowlatency::emulation {
 
-constexpr int32_t kMaxMbarriers = 64;  // of one block
+constexpr int32_t kMaxMbarriers = 96;  // of one block
 
 using LaneMask = uint64_t;  // a bit a lane of a warp
 

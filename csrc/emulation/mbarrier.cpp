@@ -101,30 +101,19 @@ void check_shared_read(Lane& lane, const void* row) {
 void copy_stage(const BulkCopy& copy) {
   abi::WeightMatrix matrix;
   std::memcpy(&matrix, copy.map, sizeof(matrix));
-  const int32_t part_rows = abi::kTileRows / abi::tile_parts(matrix.num_parts);
+  const abi::WeightBoxShape box = abi::weight_box(matrix);
   const int64_t row_bytes = static_cast<int64_t>(matrix.k_extent) * matrix.element_bytes;
-  if (matrix.is_tall != 0) {
-    for (int32_t row = 0; row < abi::kTallRows; ++row) {
-      const int64_t at = (copy.row + row) * row_bytes + static_cast<int64_t>(copy.chunk) * abi::kChunkBytes;
-      for (int32_t j = 0; j < kChunkLines; ++j) {
-        char* const to = copy.shared + abi::stage_offset(row / abi::kTileRows, row % abi::kTileRows, j);
-        std::memcpy(to, static_cast<const char*>(matrix.weight) + at + j * static_cast<int64_t>(kLineBytes), kLineBytes);
-      }
-    }
-    return;
-  }
-  for (int32_t row = 0; row < abi::kTileRows; ++row) {
-    const bool is_beyond = matrix.num_parts == 1 && copy.row + row >= matrix.num_rows;
-    const int64_t from = static_cast<int64_t>(copy.part + row / part_rows) * (matrix.num_rows / matrix.num_parts) + copy.row + row % part_rows;
-    for (int32_t chunk = 0; chunk < abi::kStageChunks; ++chunk) {
-      const int64_t at = static_cast<int64_t>(copy.chunk + chunk) * abi::kChunkBytes;
-      for (int32_t j = 0; j < kChunkLines; ++j) {
-        char* const to = copy.shared + abi::stage_offset(chunk, row, j);
-        if (at >= row_bytes || is_beyond) {
-          std::memset(to, 0, kLineBytes);
-        } else {
-          std::memcpy(to, static_cast<const char*>(matrix.weight) + from * row_bytes + at + j * static_cast<int64_t>(kLineBytes), kLineBytes);
-        }
+  const int32_t part_rows = matrix.num_rows / matrix.num_parts, lines = box.chunk_bytes / static_cast<int32_t>(kLineBytes);
+  for (int32_t n = 0; n < box.chunks * box.parts * box.rows; ++n) {  // rows of the box, one behind the other
+    const int32_t row = copy.row + n % box.rows, part = copy.part + n / box.rows % box.parts;
+    const int64_t at = static_cast<int64_t>(copy.chunk + n / box.rows / box.parts) * box.chunk_bytes;
+    const char* const from = static_cast<const char*>(matrix.weight) + (static_cast<int64_t>(part) * part_rows + row) * row_bytes + at;
+    for (int32_t j = 0; j < lines; ++j) {
+      char* const to = copy.shared + n * box.chunk_bytes + (matrix.box == abi::kBoxFp4Pair ? j : j ^ n % 8) * static_cast<int32_t>(kLineBytes);
+      if (at >= row_bytes || row >= part_rows) {
+        std::memset(to, 0, kLineBytes);
+      } else {
+        std::memcpy(to, from + j * static_cast<int64_t>(kLineBytes), kLineBytes);
       }
     }
   }
@@ -193,7 +182,7 @@ void mbarrier_init(uint64_t* mbarrier, uint32_t count) {
   const size_t offset = shared_offset(block, mbarrier, sizeof(uint64_t), "mbarrier_init");
   if (offset % sizeof(uint64_t) != 0) misuse("mbarrier_init: not 8-byte aligned");
   if (count == 0 || count > kMaxCount) misuse("mbarrier_init: count must be 1 to 2^20 - 1");
-  if (block.mbarriers.size() == kMaxMbarriers) misuse("mbarrier_init: more than 64 mbarriers in a block");
+  if (block.mbarriers.size() == kMaxMbarriers) misuse("mbarrier_init: more than " + std::to_string(kMaxMbarriers) + " mbarriers in a block");
   for (const auto& other : block.mbarriers) {
     if (other->address == mbarrier) misuse("mbarrier_init: initialised before");
   }
@@ -247,16 +236,18 @@ void load_stage(void* shared, const abi::WeightMap* map, int32_t row, int32_t pa
   const Block& block = *machine->current->warp->block;
   abi::WeightMatrix matrix;
   std::memcpy(&matrix, map, sizeof(matrix));
-  const int32_t parts = abi::tile_parts(matrix.num_parts), part_rows = abi::kTileRows / parts, num_rows = matrix.num_rows / matrix.num_parts;
-  if (matrix.is_tall != 0 && row % abi::kTallRows != 0) misuse("load_stage: row " + std::to_string(row) + " begins no tall stage");
+  const abi::WeightBoxShape box = abi::weight_box(matrix);
+  const int32_t num_rows = matrix.num_rows / matrix.num_parts, chunk_k = box.chunk_bytes / matrix.element_bytes;
+  if (matrix.box == abi::kBoxTall && row % abi::kTallRows != 0) misuse("load_stage: row " + std::to_string(row) + " begins no tall stage");
   if ((static_cast<char*>(shared) - block.shared) % abi::kStageAlignment != 0) misuse("load_stage: the stage is not at a multiple of 1024 bytes");
-  const bool is_part = part >= 0 && part % parts == 0 && part < matrix.num_parts;
-  const bool is_row = row >= 0 && (matrix.num_parts == 1 ? row < num_rows : row + part_rows <= num_rows);
-  if (!is_row || !is_part || chunk < 0 || chunk * abi::chunk_k(matrix.element_bytes) >= matrix.k_extent) {
+  const bool is_part = part >= 0 && part % box.parts == 0 && part < matrix.num_parts;
+  const bool is_row = row >= 0 && (matrix.box == abi::kBoxStage && matrix.num_parts == 1 ? row < num_rows : row + box.rows <= num_rows);
+  if (!is_row || !is_part || chunk < 0 || chunk * chunk_k >= matrix.k_extent) {
     misuse("load_stage: row " + std::to_string(row) + ", part " + std::to_string(part) +
            ", chunk " + std::to_string(chunk) + " is outside the matrix");
   }
-  issue_copy({nullptr, static_cast<char*>(shared), nullptr, map, row, part, chunk, abi::kStageBytes, 0, 0}, address, "load_stage");
+  const auto bytes = static_cast<uint32_t>(abi::weight_box_bytes(box));
+  issue_copy({nullptr, static_cast<char*>(shared), nullptr, map, row, part, chunk, bytes, 0, 0}, address, "load_stage");
   machine->global.check_constant_range(matrix.weight, static_cast<size_t>(matrix.element_bytes) * matrix.num_rows * matrix.k_extent);
 }
 

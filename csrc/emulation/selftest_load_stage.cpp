@@ -65,7 +65,7 @@ SelftestRun load(uint64_t seed, int32_t num_parts, int32_t row, int32_t chunk, i
 // values: [elements that are not the box's]. A tall stage of the same memory as 256 rows of two chunks: rows `row` and following of chunk 1.
 SelftestRun load_tall(uint64_t seed, int32_t row) {
   constexpr int32_t kTallMatrixRows = 256, kTallMatrixK = 128;
-  const abi::WeightMap map = launch::encode_weight_map_host({source().elements, kTallMatrixRows, kTallMatrixK, 1, 2, 1});
+  const abi::WeightMap map = launch::encode_weight_map_host({source().elements, kTallMatrixRows, kTallMatrixK, 1, 2, abi::kBoxTall});
   double wrong = 0;
   Options options;
   options.seed = seed;

@@ -22,10 +22,15 @@ void check_weight_matrix(const abi::WeightMatrix& m) {
           std::to_string(m.num_parts) + " equal parts of num_rows " + std::to_string(m.num_rows) + " are no multiples of " +
               std::to_string(tile_rows) + " rows");
   require(m.element_bytes == 1 || m.element_bytes == 2, "element_bytes " + std::to_string(m.element_bytes) + " is not 1 or 2");
-  require(m.is_tall == 0 || (m.num_parts == 1 && m.num_rows % abi::kTallRows == 0),
+  require(m.box != abi::kBoxTall || (m.num_parts == 1 && m.num_rows % abi::kTallRows == 0),
           "tall stages need one part of a multiple of " + std::to_string(abi::kTallRows) + " rows, not " + std::to_string(m.num_parts) + " of " +
               std::to_string(m.num_rows));
-  const int32_t chunk_k = abi::chunk_k(m.element_bytes);
+  const abi::WeightBoxShape box = abi::weight_box(m);
+  require(m.box == abi::kBoxStage || m.num_rows % (m.num_parts * box.rows) == 0,
+          std::to_string(m.num_parts) + " equal parts of num_rows " + std::to_string(m.num_rows) + " are no multiples of the box's " +
+              std::to_string(box.rows) + " rows");
+  require(m.box != abi::kBoxFp4Pair || m.element_bytes == 1, "FP4 is bytes of two columns, not elements of " + std::to_string(m.element_bytes) + " bytes");
+  const int32_t chunk_k = box.chunk_bytes / m.element_bytes;
   require(m.k_extent > 0 && m.k_extent % chunk_k == 0, "k_extent " + std::to_string(m.k_extent) + " is not a positive multiple of " + std::to_string(chunk_k));
 }
 

@@ -38,7 +38,7 @@ def test_a_matrix_that_the_ring_cannot_read_is_refused_by_its_field(matrix, mess
 def test_tall_stages_have_whole_tiles_of_one_part(matrix, words):
     _C.pack_weight_maps([matrix], is_cuda=False)
     with pytest.raises(ValueError, match=f"tall stages need one part of a multiple of 128 rows, not {words}"):
-        _C.pack_weight_maps([matrix], is_cuda=False, is_tall=True)
+        _C.pack_weight_maps([matrix], is_cuda=False, box=_C.abi.WeightBox.tall)
 
 
 def test_a_build_without_cuda_makes_no_cuda_maps():

@@ -28,9 +28,9 @@ POINTS: tuple[str, ...] = tuple(_C.abi.kMoePointNames)  # of a block's way throu
 MAX_HIDDEN: int = _C.abi.kMoeMaxHidden
 MAX_INTERMEDIATE: int = _C.abi.kMoeMaxIntermediate
 MAX_SCALE_BYTE: int = _C.abi.kMoeMaxScaleByte  # e8m0, of FP4: 2^1
+SMEM_BYTES: int = _C.abi.kMoeSmemBytes  # of one block on sm_90a, sm_100a and sm_103a
 MAX_SHARED_SCALE = 2.0**7  # of FP8
 MIN_SHARED_SCALE = 2.0**-100
-_SMEM_BYTES = 232448  # of one block on sm_90a, sm_100a and sm_103a
 
 
 def rank_intermediate(intermediate: int, num_ranks: int) -> int:
@@ -91,6 +91,8 @@ class FusedMoe:
     symmetric: of a tensor-parallel group, whose rank `symmetric.rank` this object is: workspaces of `hidden`, at least max_rows and three copies, for
     this kernel alone. intermediate and weights are then the rank's share (rank_intermediate), router and biases whole. All ranks launch the same
     rows in the same order; out is the sum over ranks, the same bits on each. A wait for a rank lasts half of deadline_s.
+
+    smem_limit: bytes of shared memory that a block is to stay within; with fewer the rings are shorter.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class FusedMoe:
         rank: int = 0,
         emulation: EmulationOptions | None = None,
         symmetric: MappedWorkspaces | None = None,
+        smem_limit: int = SMEM_BYTES,
     ):
         self.device = kernel_device(device)
+        self._smem_limit = smem_limit
         self.hidden, self.intermediate, self.num_experts, self.top_k = hidden, intermediate, num_experts, top_k
         self.max_rows, self.grid, self.symmetric = max_rows, grid, symmetric
         if not 1 <= max_rows <= MAX_ROWS:
@@ -128,9 +132,9 @@ class FusedMoe:
         if symmetric is not None:
             symmetric.name_in(self._host.address, self._host.address + FAULT_BYTES)
         self._deadline_ns, self._rank = int(deadline_s * 1e9), rank
-        shared_bytes = _C.moe_smem(self._geometry, max_rows).total_bytes
-        if shared_bytes > _SMEM_BYTES:
-            raise ValueError(f"hidden {hidden} and intermediate {intermediate} need {shared_bytes} bytes of shared memory; a block has {_SMEM_BYTES}")
+        shared_bytes = self.shared_bytes
+        if shared_bytes > smem_limit:
+            raise ValueError(f"hidden {hidden} and intermediate {intermediate} need {shared_bytes} bytes of shared memory; a block has {smem_limit}")
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 blocks = _C.fused_moe_max_blocks(shared_bytes) if symmetric is None else _C.parallel_moe_max_blocks(shared_bytes, False)
@@ -144,8 +148,11 @@ class FusedMoe:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block's shared memory, in a launch of max_rows."""
-        return _C.moe_smem(self._geometry, self.max_rows).total_bytes
+        """Of a block's shared memory, at most: fewer rows leave more for the rings."""
+        return max(self._shared(rows).total_bytes for rows in range(1, self.max_rows + 1))
+
+    def _shared(self, rows: int):
+        return _C.moe_smem(self._geometry, rows, self._smem_limit)
 
     def prepare(self, weights: FusedMoeWeights, layer: int = 0, hyper: HyperConnection | None = None):
         """A layer for `launch`. Reads every scale once. layer: its number in fault records of ranks, 0..65535. hyper: the MoE's, whole on every rank;
@@ -160,15 +167,16 @@ class FusedMoe:
                 params.set_workspace(rank, address)
         params.geometry, params.rank, params.deadline_ns = self._geometry, self._rank, self._deadline_ns
         params.routed_scaling, params.swiglu_limit, params.alt_token_id = weights.routed_scaling, weights.swiglu_limit, weights.alt_token_id
-        for name in ("router", "bias", "gate_up", "gate_up_scale", "down", "down_scale", "shared_gate_up", "shared_gate_up_scale", "shared_down",
-                     "shared_down_scale"):  # fmt: skip
+        for name in ("bias", "gate_up_scale", "down_scale", "shared_gate_up_scale", "shared_down_scale"):
             setattr(params, name, getattr(weights, name).data_ptr())
+        maps = self._maps(weights)
+        params.maps = maps.data_ptr()
         params.bias_alt = 0 if weights.bias_alt is None else weights.bias_alt.data_ptr()
         params.workspace, params.generation_words = self._workspace.data_ptr(), self._words
         params.state, params.fault = self._state.data_ptr(), self._host.address
         if hyper is not None:
             hyper.prepare(params.hyper)
-        return _Layer(params, weights, hyper)
+        return _Layer(params, weights, maps, hyper)
 
     def launch(
         self,
@@ -224,7 +232,7 @@ class FusedMoe:
             require_tensor("out", out, (rows, self.hidden), torch.bfloat16, self.device)
         params = layer.params
         self._fill_hyper(layer, rows, out, streams, streams_out, coefficients)
-        params.rows, params.shared = rows, _C.moe_smem(self._geometry, rows)
+        params.rows, params.shared = rows, self._shared(rows)
         params.x, params.out = x.data_ptr(), 0 if out is None else out.data_ptr()
         params.token_ids = params.num_live_rows = params.out_ids = params.out_weights = params.out_logits = 0
         if layer.weights.bias_alt is not None:
@@ -291,6 +299,23 @@ class FusedMoe:
             raise ValueError(f"rank {rank} is not {symmetric.rank}, the workspaces' own")
         return symmetric.rank
 
+    def _maps(self, w: FusedMoeWeights) -> torch.Tensor:
+        """abi::FusedMoeParams::maps, in the order of abi::MoeOp."""
+        box = _C.abi.WeightBox
+        matrices = (
+            (w.router, self.num_experts, 1, 2, box.wide),
+            (w.shared_gate_up, 2 * self.intermediate, 2, 1, box.pair),
+            (w.gate_up, self.num_experts * 2 * self.intermediate, 2 * self.num_experts, 1, box.fp4_pair),
+            (w.shared_down, self.hidden, 1, 1, box.pair),
+            (w.down, self.num_experts * self.hidden, 1, 1, box.fp4_pair),
+        )
+        is_cuda = self.device.type == "cuda"
+        packed = b"".join(
+            _C.pack_weight_maps([(tensor.data_ptr(), rows, tensor.shape[-1], parts, element_bytes)], is_cuda=is_cuda, box=of)
+            for tensor, rows, parts, element_bytes, of in matrices
+        )
+        return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.device)
+
     def _require_weights(self, w: FusedMoeWeights) -> None:
         e, h, i, device = self.num_experts, self.hidden, self.intermediate, self.device
         if w.top_k != self.top_k:
@@ -344,5 +369,5 @@ class FusedMoe:
 class _Layer:
     """A layer's parameters, and its tensors, which it keeps alive."""
 
-    def __init__(self, params, weights: FusedMoeWeights, hyper: HyperConnection | None):
-        self.params, self.weights, self.hyper = params, weights, hyper
+    def __init__(self, params, weights: FusedMoeWeights, maps: torch.Tensor, hyper: HyperConnection | None):
+        self.params, self.weights, self._maps, self.hyper = params, weights, maps, hyper

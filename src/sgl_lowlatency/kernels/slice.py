@@ -93,7 +93,7 @@ class Slice(abc.ABC):
         params.freqs, params.max_position = weights.freqs_cis.data_ptr(), weights.freqs_cis.shape[0]
         is_cuda = self.device.type == "cuda"
         packed = b"".join(
-            _C.pack_weight_maps([(tensor.data_ptr(), *tensor.shape, 1, element_bytes)], is_cuda=is_cuda, is_tall=element_bytes == 1)
+            _C.pack_weight_maps([(tensor.data_ptr(), *tensor.shape, 1, element_bytes)], is_cuda=is_cuda, box=_C.abi.WeightBox.tall if element_bytes == 1 else _C.abi.WeightBox.stage)
             for tensor, element_bytes in matrices
         )
         maps = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self.device)

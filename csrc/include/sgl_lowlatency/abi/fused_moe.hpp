@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "sgl_lowlatency/abi/hyper_connection.hpp"
+#include "sgl_lowlatency/abi/weight_map.hpp"
 
 namespace sgl_lowlatency::abi {
 
@@ -13,14 +14,19 @@ constexpr int32_t kMoeColumns = 8;         // of the MMA: rows that one tile of 
 constexpr int32_t kMoeStepK = 128;         // K elements of a step: a lane has 32 consecutive ones, one FP4 scale a row of weights
 constexpr int32_t kMoeSplitK = 1024;       // K elements of a router item
 constexpr int32_t kMoeRowWords = 2;        // words of a set of rows: row r is bit r % 32 of word r / 32
-constexpr int32_t kMoeStages = 4;          // of the weight ring
-constexpr int32_t kMoeStageBytes = 20992;  // of one: the largest MoeOp's
-constexpr int32_t kMoeScaleSlots = 3;      // of FP4 scales: what a slot held was read kMoeStages stages before it is filled again (DESIGN.md)
-constexpr int32_t kMoeMaxHidden = 5120;    // 8 rows of FP4 are a stage
-constexpr int32_t kMoeMaxIntermediate = 2560;  // 16 rows of FP4 are a stage
-constexpr int32_t kMoeProducerWarp = kNumConsumerWarps;
-constexpr int32_t kMoeRouterWarp = kNumConsumerWarps + 1;
-constexpr int32_t kMoeThreads = (kNumConsumerWarps + 2) * 32;  // consumers first
+constexpr int32_t kMoeMaxDepth = 5;        // chunks of a warp's own ring
+constexpr int32_t kMoeMinDepth = 2;
+constexpr int32_t kMoeChunkSteps = 2;      // of FP4 in a chunk; of FP8 and bf16 it is one
+constexpr int32_t kMoeScaleBytes = kMoeChunkSteps * 256;          // of a chunk of FP4: 64 rows'
+constexpr int32_t kMoeChunkBytes = kPairBytes + 2 * kMoeScaleBytes;  // two tiles, and their scales
+constexpr int32_t kMoeDownRows = 32;       // of a unit of down
+constexpr int32_t kMoeMaxHidden = 5120;    // a panel of kMoeColumns rows is a third of shared memory
+constexpr int32_t kMoeMaxIntermediate = 2560;
+constexpr int32_t kMoeProducerWarps = 2;   // behind the consumers; a lane of them fills one consumer's ring
+constexpr int32_t kMoeRouterWarp = kNumConsumerWarps + kMoeProducerWarps;
+constexpr int32_t kMoeThreads = (kMoeRouterWarp + 1) * 32;
+constexpr int32_t kMoeSmemBytes = 232448;  // of one block on sm_90a, sm_100a and sm_103a
+static_assert(kMoeChunkBytes % kStageAlignment == 0, "chunks lie side by side");
 constexpr int32_t kMoeSharedCost = 2;      // of a shared expert's unit, in routed ones: FP8 beside FP4
 constexpr uint32_t kMoeMaxScaleByte = 128; // e8m0: 2^1; what a bf16 factor can express beside the rebias of e2m1
 constexpr uint32_t kMoeNoExpert = 0x7fffffffu;  // of a row that chooses nothing
@@ -30,7 +36,7 @@ enum MoeOp : int32_t {
   kMoeRouter = 0,        // logits: 16 experts and kMoeSplitK columns an item
   kMoeSharedGateUp = 1,  // 16 gate rows and their up rows
   kMoeGateUp = 2,
-  kMoeSharedDown = 3,    // 64 rows
+  kMoeSharedDown = 3,    // kMoeDownRows rows
   kMoeDown = 4,
   kNumMoeOps = 5
 };
@@ -65,21 +71,6 @@ struct MoeGeometry {
   int32_t top_k;         // at most kMoeMaxTopK and num_experts
 };
 
-// Stages of FP8 and bf16 are 16 rows of at most so many steps, each row a copy of its own, `pitch` bytes apart: what eight lanes read at a time lies
-// in different banks. FP8 scales follow the rows, one float a block of 32 columns. Stages of FP4 are one copy: 8 stored rows of gate_up, 16 of down,
-// all of K.
-struct MoeStage {
-  int32_t steps;
-  int32_t step_bytes;  // of one row
-  int32_t pitch;
-};
-SGL_ABI_FUNCTION MoeStage moe_stage(MoeOp op) {
-  if (op == kMoeRouter) return {4, 256, 1056};
-  return op == kMoeSharedGateUp ? MoeStage{10, 128, 1296} : MoeStage{9, 128, 1168};
-}
-static_assert(16 * 1056 <= kMoeStageBytes && 16 * 1296 + 10 * 16 <= kMoeStageBytes && 8 * kMoeMaxHidden / 2 <= kMoeStageBytes &&
-                  16 * kMoeMaxIntermediate / 2 <= kMoeStageBytes, "every op's stage fits");
-
 SGL_ABI_FUNCTION int32_t moe_ceil_div(int32_t a, int32_t b) { return (a + b - 1) / b; }
 SGL_ABI_FUNCTION int32_t moe_groups(int32_t rows) { return moe_ceil_div(rows, kMoeColumns); }
 SGL_ABI_FUNCTION int32_t moe_splits(const MoeGeometry& g) { return moe_ceil_div(g.hidden, kMoeSplitK); }
@@ -87,7 +78,7 @@ SGL_ABI_FUNCTION int32_t moe_splits(const MoeGeometry& g) { return moe_ceil_div(
 // Units of one matrix: the tiles of an op.
 SGL_ABI_FUNCTION int32_t moe_tiles(const MoeGeometry& g, MoeOp op) {
   if (op == kMoeRouter) return g.num_experts / 16 * moe_splits(g);
-  return op == kMoeSharedGateUp || op == kMoeGateUp ? g.intermediate / 16 : g.hidden / 64;
+  return op == kMoeSharedGateUp || op == kMoeGateUp ? g.intermediate / 16 : g.hidden / kMoeDownRows;
 }
 
 // A block's share of `total` routed units beside its even share of `shared` static ones, kMoeSharedCost each: the sums are even. All units once,
@@ -146,9 +137,10 @@ struct MoeBlockState {
 
 // Dynamic shared memory of one block: byte offsets, multiples of 16.
 struct MoeSmem {
-  int32_t barriers;  // full[kMoeStages], empty[kMoeStages], routed as uint64_t
+  int32_t barriers;  // full and empty[kNumConsumerWarps][kMoeMaxDepth], routed as uint64_t
   int32_t state;     // MoeBlockState
   int32_t row_bits;  // [kMoeRowWords][num_experts] uint32
+  int32_t first_pairs;  // [num_experts] int32: pairs of the experts before
   int32_t ids;       // [rows * top_k] uint32: choices
   int32_t weights;   // [rows * top_k] float
   int32_t pairs;     // [rows * top_k] int32: the pair of a choice, or -1
@@ -156,21 +148,19 @@ struct MoeSmem {
   int32_t job_expert;  // [rows * top_k] int32, by job
   int32_t job_first;   // [rows * top_k] int32: its first pair
   int32_t job_count;   // [rows * top_k] int32: its pairs, at most kMoeColumns
-  int32_t scales;    // [kMoeScaleSlots] of moe_scale_slot_bytes: FP4 scales of 64 rows
-  int32_t scratch;   // [2][kNumConsumerWarps][2][16 * kMoeColumns] float: what warps add up
-  int32_t panel;     // [kMoeColumns] of panel_pitch: the B operand
-  int32_t ring;      // [kMoeStages] of kMoeStageBytes, at a multiple of 1024
+  int32_t scratch;   // [kNumConsumerWarps][2][16 * kMoeColumns] float: what warps add up where K is split over them
+  int32_t panel;     // [rows, at most kMoeColumns] of panel_pitch: the B operand
+  int32_t ring;      // [kNumConsumerWarps][depth] of kMoeChunkBytes, at a multiple of kStageAlignment
+  int32_t depth;
+  int32_t limit_bytes;  // what total_bytes was to stay within
   int32_t total_bytes;
 };
 // Columns 16 u .. 16 u + 15 of a panel row are two pieces of 16 bytes, 64 apart, so that the pieces which the four lanes of a row read at a time lie
 // side by side: the first at byte u / 8 * 256 + u % 2 * 128 + u % 8 / 2 * 16, columns 0 1, 8 9, 2 3, 10 11, the second 4 5, 12 13, 6 7, 14 15.
 SGL_ABI_FUNCTION int32_t moe_panel_pitch(int32_t columns) { return columns * 2 + 64; }
 
-SGL_ABI_FUNCTION int32_t moe_scale_slot_bytes(const MoeGeometry& g) {
-  return (g.hidden > g.intermediate ? g.hidden : g.intermediate) / kMoeStepK * 256;
-}
-
-SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
+// A ring as deep as `limit` bytes hold; of kMoeMinDepth, and above the limit, where nothing fits.
+SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows, int32_t limit) {
   MoeSmem at{};
   int32_t end = 0;
   const int32_t pairs = rows * g.top_k, widest = g.hidden > g.intermediate ? g.hidden : g.intermediate;
@@ -179,9 +169,10 @@ SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
     end += (bytes + 15) / 16 * 16;
     return begin;
   };
-  at.barriers = take((2 * kMoeStages + 1) * 8);
+  at.barriers = take((2 * kNumConsumerWarps * kMoeMaxDepth + 1) * 8);
   at.state = take(static_cast<int32_t>(sizeof(MoeBlockState)));
   at.row_bits = take(kMoeRowWords * g.num_experts * 4);
+  at.first_pairs = take(g.num_experts * 4);
   at.ids = take(pairs * 4);
   at.weights = take(pairs * 4);
   at.pairs = take(pairs * 4);
@@ -189,11 +180,13 @@ SGL_ABI_FUNCTION MoeSmem moe_smem(const MoeGeometry& g, int32_t rows) {
   at.job_expert = take(pairs * 4);
   at.job_first = take(pairs * 4);
   at.job_count = take(pairs * 4);
-  at.scales = take(kMoeScaleSlots * moe_scale_slot_bytes(g));
-  at.scratch = take(2 * kNumConsumerWarps * 2 * 16 * kMoeColumns * 4);
-  at.panel = take(kMoeColumns * moe_panel_pitch(widest));
-  at.ring = (end + 1023) / 1024 * 1024;
-  at.total_bytes = at.ring + kMoeStages * kMoeStageBytes;
+  at.scratch = take(kNumConsumerWarps * 2 * 16 * kMoeColumns * 4);
+  at.panel = take((rows < kMoeColumns ? rows : kMoeColumns) * moe_panel_pitch(widest));
+  at.ring = (end + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+  const int32_t fit = (limit - at.ring) / (kNumConsumerWarps * kMoeChunkBytes);
+  at.depth = fit > kMoeMaxDepth ? kMoeMaxDepth : fit < kMoeMinDepth ? kMoeMinDepth : fit;
+  at.limit_bytes = limit;
+  at.total_bytes = at.ring + kNumConsumerWarps * at.depth * kMoeChunkBytes;
   return at;
 }
 
@@ -203,25 +196,22 @@ struct FusedMoeParams {
   float routed_scaling;   // factor of the normalised weights
   float swiglu_limit;     // gates are at most it, ups within +- it; infinity: none
   int64_t alt_token_id;   // rows of this token rank by bias_alt
-  MoeSmem shared;         // moe_smem of geometry and rows
+  MoeSmem shared;         // moe_smem of geometry, rows and its limit
   uint64_t deadline_ns;   // of a wait for another block; a wait for the ring lasts twice as long
   int32_t rank;           // for the fault record
 
   const bf16* x;                // [rows, hidden]: the normed stream
-  const bf16* router;           // [num_experts, hidden]
   const float* bias;            // [num_experts]
   const float* bias_alt;        // [num_experts], or null
   const int64_t* token_ids;     // [rows], or null without bias_alt
   const int32_t* num_live_rows; // [1], or null: all; rows from there on choose nothing
-  // FP4 e2m1, two columns a byte, and e8m0 scales of 32 columns, both interleaved for sm_90's mixed-input GEMM (DESIGN.md).
-  const uint8_t* gate_up;        // [num_experts, 2 intermediate, hidden / 2], rows up | gate
-  const uint8_t* gate_up_scale;  // [num_experts, 2 intermediate / 64, hidden / 128, 16, 16]
-  const uint8_t* down;           // [num_experts, hidden, intermediate / 2]
-  const uint8_t* down_scale;     // [num_experts, hidden / 64, intermediate / 128, 16, 16]
-  // FP8 e4m3fn, and scales of 32 x 32 blocks, powers of two.
-  const uint8_t* shared_gate_up;       // [2 intermediate, hidden], rows gate | up
-  const float* shared_gate_up_scale;   // [2 intermediate / 32, hidden / 32]
-  const uint8_t* shared_down;          // [hidden, intermediate]
+  // [kNumMoeOps]. Router bf16 [num_experts, hidden], wide boxes. Of the shared expert FP8 e4m3fn, pairs: [2 intermediate, hidden] in two parts gate |
+  // up, and [hidden, intermediate]. Of experts FP4 e2m1, two columns a byte, interleaved for sm_90's mixed-input GEMM (DESIGN.md), pairs: [num_experts,
+  // 2 intermediate, hidden / 2] in parts up | gate of each, and [num_experts, hidden, intermediate / 2].
+  const WeightMap* maps;
+  const uint8_t* gate_up_scale;        // [num_experts, 2 intermediate / 64, hidden / 128, 16, 16]: e8m0 of 32 columns, interleaved likewise
+  const uint8_t* down_scale;           // [num_experts, hidden / 64, intermediate / 128, 16, 16]
+  const float* shared_gate_up_scale;   // [2 intermediate / 32, hidden / 32]: of 32 x 32 blocks, powers of two
   const float* shared_down_scale;      // [hidden / 32, intermediate / 32]
 
   HyperConnection hyper;  // the MoE's; without streams nothing follows the MoE here, and the rest of it is not looked at

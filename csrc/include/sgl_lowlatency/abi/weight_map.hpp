@@ -1,5 +1,4 @@
-// How the weight ring reads a matrix: one asynchronous copy brings a stage, kTileRows rows by stage_k columns, or of a tall one kTallRows rows by one
-// chunk.
+// How a weight ring reads a matrix: one asynchronous copy brings a box of it.
 #pragma once
 #include <cstdint>
 
@@ -12,6 +11,18 @@ constexpr int32_t kStageChunks = kStageBytes / kTileRows / kChunkBytes;
 constexpr int32_t kTallRows = kTileRows * kStageChunks;  // of a tall stage: chunk c has rows 16 c .. 16 c + 15 of the same columns
 constexpr int32_t kStageAlignment = 1024;  // bytes; the swizzle repeats after eight rows of a chunk
 
+constexpr int32_t kPairBytes = 4096;       // of the boxes of a warp's own ring: two tiles of 16 rows by 128 bytes
+
+// What one copy brings.
+enum WeightBox : int32_t {
+  kBoxStage = 0,    // kTileRows rows by stage_k columns
+  kBoxTall = 1,     // kTallRows rows by one chunk
+  kBoxPair = 2,     // two tiles, of 32 rows or of 16 of two parts, by one chunk
+  kBoxFp4Pair = 3,  // the same of interleaved FP4: two steps of kFp4StepBytes, one behind the other, not swizzled
+  kBoxWide = 4      // kTileRows rows by two chunks
+};
+constexpr int32_t kFp4StepBytes = 64;      // 128 columns of a row
+
 // Columns of one chunk: 64 of bf16, 128 of FP8.
 SGL_ABI_FUNCTION int32_t chunk_k(int32_t element_bytes) { return kChunkBytes / element_bytes; }
 
@@ -21,13 +32,29 @@ SGL_ABI_FUNCTION int32_t chunk_k(int32_t element_bytes) { return kChunkBytes / e
 struct WeightMatrix {
   const void* weight;  // aligned to 16 bytes
   int32_t num_rows;
-  int32_t k_extent;  // a multiple of chunk_k
+  int32_t k_extent;  // a multiple of chunk_k; of FP4, which is bytes of two columns, of kFp4StepBytes
   int32_t num_parts;
   int32_t element_bytes;
-  int32_t is_tall;  // not 0: stages are tall; of one part, num_rows a multiple of kTallRows
+  WeightBox box;
 };
 
 SGL_ABI_FUNCTION int32_t tile_parts(int32_t num_parts) { return num_parts == 1 ? 1 : 2; }
+
+// [chunks][parts][rows of a part][chunk_bytes], innermost last.
+struct WeightBoxShape {
+  int32_t chunk_bytes;
+  int32_t rows;
+  int32_t parts;
+  int32_t chunks;
+};
+SGL_ABI_FUNCTION WeightBoxShape weight_box(const WeightMatrix& m) {
+  const int32_t parts = tile_parts(m.num_parts);
+  if (m.box == kBoxTall) return {kChunkBytes, kTallRows, 1, 1};
+  if (m.box == kBoxPair) return {kChunkBytes, 2 * kTileRows / parts, parts, 1};
+  if (m.box == kBoxFp4Pair) return {kFp4StepBytes, 2 * kTileRows / parts, parts, 2};
+  return {kChunkBytes, kTileRows / parts, parts, m.box == kBoxWide ? 2 : kStageChunks};
+}
+SGL_ABI_FUNCTION int32_t weight_box_bytes(const WeightBoxShape& box) { return box.chunk_bytes * box.rows * box.parts * box.chunks; }
 
 // A WeightMatrix as the copy engine wants it: a CUtensorMap on CUDA, the WeightMatrix itself on the host. Made on the host by
 // encode_weight_map, read in device memory.

@@ -269,7 +269,12 @@ SGL_DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
 SGL_DEVICE float log(float x) { return ::logf(x); }
 SGL_DEVICE float log1p(float x) { return ::log1pf(x); }
 SGL_DEVICE float exp(float x) { return ::expf(x); }
-SGL_DEVICE float square_root(float x) { return ::sqrtf(x); }
+SGL_DEVICE float log2(float x) { return __log2f(x); }  // within 2^-22 between 0.5 and 2
+SGL_DEVICE float square_root(float x) {  // within an ulp
+  float y;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 SGL_DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 SGL_DEVICE uint64_t timer_ns() {
   uint64_t t;

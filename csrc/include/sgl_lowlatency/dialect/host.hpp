@@ -253,6 +253,7 @@ SGL_DEVICE float multiply_rounded(float a, float b) { return a * b; }
 SGL_DEVICE float log(float x) { return ::logf(x); }
 SGL_DEVICE float log1p(float x) { return ::log1pf(x); }
 SGL_DEVICE float exp(float x) { return ::expf(x); }
+SGL_DEVICE float log2(float x) { return ::log2f(x); }
 SGL_DEVICE float square_root(float x) { return ::sqrtf(x); }
 SGL_DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32); }
 

@@ -1,99 +1,118 @@
-// The producer of a fused_moe block: its units' weights and scales into the ring and the scale slots.
+// The producers of a fused_moe block: a lane fills the ring of one consumer warp with the weights and scales of that warp's units, through all ops.
 #pragma once
 #include "sgl_lowlatency/stages/fused_moe_state.hpp"
 
 namespace sgl_lowlatency::stages {
 
-// One bulk copy of a stage of FP4, and its scales where the stage is the first to need them.
-SGL_DEVICE void load_fp4_stage(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeUnit& unit, const MoePiece& piece, int32_t stage,
-                               const MoeScales& scales, const MoeCursor& at) {
-  const abi::MoeGeometry& g = p.geometry;
-  int64_t expert = s.job_expert()[unit.job];
-  if (dialect::planted(dialect::Planted::kNextExpert) && op == abi::kMoeDown) expert = (expert + 1) % g.num_experts;
-  const bool is_gate_up = op == abi::kMoeGateUp;
-  const int64_t row_bytes = (is_gate_up ? g.hidden : g.intermediate) / 2;
-  // Rows up | gate; part 0 is gate.
-  const int64_t up_row = expert * 2 * g.intermediate + unit.tile * 16, row = piece.part == 0 ? up_row + g.intermediate : up_row;
-  const uint8_t* const from = is_gate_up ? p.gate_up + (row + piece.half * 8) * row_bytes
-                                         : p.down + (expert * g.hidden + unit.tile * 64 + piece.tile * 16) * row_bytes;
-  const int32_t bytes = static_cast<int32_t>(row_bytes) * (is_gate_up ? 8 : 16), scale_bytes = piece.steps * 256;
-  const bool has_scales = scales.is_new && (is_gate_up ? piece.half == 0 : stage == 0);
-  dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), bytes + (has_scales ? scale_bytes : 0));
-  dialect::bulk_load(s.stage(at.stage), from, bytes, s.full(at.stage));
-  if (!has_scales) return;
-  const int64_t block = is_gate_up ? row / 64 : expert * (g.hidden / 64) + unit.tile;
-  const uint8_t* const scale = (is_gate_up ? p.gate_up_scale : p.down_scale) + block * scale_bytes;
-  dialect::bulk_load(s.scales(scales.first + (is_gate_up ? piece.part : 0), g), scale, scale_bytes, s.full(at.stage));
-}
+// Steps of 128 columns in a chunk, and the bytes of scales that a block of rows has for one.
+SGL_DEVICE int32_t moe_chunk_width(MoeOp op) { return is_routed(op) ? abi::kMoeChunkSteps : 1; }
+SGL_DEVICE int32_t moe_step_bytes(MoeOp op) { return is_routed(op) ? 256 : 16; }
 
-// A stage of FP8 or bf16: 16 rows, a lane each, and of FP8 the scales by the lane behind. Entry: all lanes; the stage is free.
-SGL_DEVICE void load_row_stage(const FusedMoeParams& p, const MoeShared& s, MoeOp op, const MoeUnit& unit, const MoePiece& piece,
-                               const MoeCursor& at) {
-  const abi::MoeGeometry& g = p.geometry;
-  const abi::MoeStage layout = abi::moe_stage(op);
-  const int32_t lane = dialect::thread_idx() % 32, bytes = piece.steps * layout.step_bytes;
-  const int32_t scale_bytes = op == abi::kMoeRouter ? 0 : piece.steps * 16;
-  if (lane == 0) dialect::mbarrier_arrive_expect_bytes(s.full(at.stage), 16 * bytes + scale_bytes);
-  dialect::sync_warp();
-  const int64_t row_bytes = op == abi::kMoeRouter ? g.hidden * 2 : op == abi::kMoeSharedGateUp ? g.hidden : g.intermediate;
-  const uint8_t* matrix = reinterpret_cast<const uint8_t*>(p.router);
-  int32_t row = unit.tile / abi::moe_splits(g) * 16;
-  if (op == abi::kMoeSharedGateUp) {
-    matrix = p.shared_gate_up;
-    row = piece.part * g.intermediate + unit.tile * 16;
-  } else if (op == abi::kMoeSharedDown) {
-    matrix = p.shared_down;
-    row = unit.tile * 64 + piece.tile * 16;
-  }
-  if (lane < 16) {
-    const uint8_t* const from = matrix + (row + lane) * row_bytes + piece.begin * layout.step_bytes;
-    dialect::bulk_load(s.stage(at.stage) + lane * layout.pitch, from, bytes, s.full(at.stage));
-  }
-  if (lane == 16 && scale_bytes > 0) {
-    const float* const scale = op == abi::kMoeSharedGateUp ? p.shared_gate_up_scale : p.shared_down_scale;
-    const float* const from = scale + static_cast<int64_t>(row / 32) * (moe_steps_of(p, op) * 4) + piece.begin * 4;
-    dialect::bulk_load(s.stage(at.stage) + 16 * layout.pitch, from, scale_bytes, s.full(at.stage));
-  }
-}
+// What a ring is filled with next.
+struct MoeFeed {
+  int32_t op = -1;    // MoeOp; before the first one none
+  int32_t unit = 0;   // number of the op
+  int32_t end = 0;    // of the units, which are `by` apart
+  int32_t by = 1;
+  int32_t chunk = 0;
+  int32_t end_chunk = 0;  // of the unit
+  int32_t row = 0;        // of the matrix's part, that the unit begins with
+  int32_t part = 0;
+  const char* scales[2] = {};  // of the chunk
+};
 
-// All stages of the block's units of an op. Entry: all lanes of the producer warp.
-// The wait on `empty` pairs with the arrivals of the consumer warps: their reads are done before the copies overwrite them; sync_warp hands that to
-// the other lanes. The announced bytes and the copies complete `full`, which the consumers wait for.
-SGL_DEVICE void produce_moe_op(const FusedMoeParams& p, const MoeShared& s, MoeOp op, MoeCursor& at, MoeScales& scales) {
-  const int32_t lane = dialect::thread_idx() % 32;
-  const abi::TileRange share = moe_share(p, s, op);
-SGL_NO_UNROLL
-  for (int32_t i = share.begin; i < share.begin + share.count; ++i) {
-    const MoeUnit unit = moe_unit(p, op, i);
-    const int32_t num_stages = moe_num_stages(p, op, unit.tile);
-    scales.begin_unit(op, i == share.begin, unit.tile);
-SGL_NO_UNROLL
-    for (int32_t stage = 0; stage < num_stages; ++stage) {
-      const MoePiece piece = moe_piece(p, op, unit.tile, stage);
-      if (lane == 0) sync::wait_mbarrier(fault_sink(p), abi::kFaultRingEmpty, op, at.stage, s.empty(at.stage), at.parity ^ 1u);
-      dialect::sync_warp();
-      if (op != abi::kMoeGateUp && op != abi::kMoeDown) {
-        load_row_stage(p, s, op, unit, piece, at);
-      } else if (lane == 0) {
-        load_fp4_stage(p, s, op, unit, piece, stage, scales, at);
-      }
-      at.advance();
+// Moves on to warp `warp`'s next chunk, of an op below `limit`; false: there is none. Of a limit behind kMoeGateUp the routing is there.
+SGL_DEVICE bool find_moe_chunk(const FusedMoeParams& p, const MoeShared& s, int32_t limit, int32_t warp, MoeFeed& feed) {
+  while (feed.chunk == feed.end_chunk) {
+    feed.unit += feed.by;
+    while (feed.unit >= feed.end) {
+      if (feed.op + 1 >= limit) return false;
+      ++feed.op;
+      const MoeOp op = static_cast<MoeOp>(feed.op);
+      const abi::TileRange share = moe_share(p, s, op);
+      feed.by = is_routed(op) ? abi::kNumConsumerWarps : 1;
+      feed.unit = share.begin + (is_routed(op) ? warp : 0);
+      feed.end = share.begin + share.count;
     }
+    const MoeOp op = static_cast<MoeOp>(feed.op);
+    const MoeUnit unit = moe_unit(p, op, feed.unit);
+    const MoeChunks chunks = moe_chunks(p, op, unit.tile, warp);
+    feed.chunk = chunks.begin;
+    feed.end_chunk = chunks.end;
+    feed.part = 0;
+    int64_t block = 0;  // of rows that share scales
+    int32_t up = 0;     // so many blocks further the second tile's are
+    const char* scales = nullptr;
+    if (op == abi::kMoeRouter) {
+      feed.row = unit.tile / abi::moe_splits(p.geometry) * 16;
+      continue;
+    }
+    if (op == abi::kMoeSharedGateUp || op == abi::kMoeGateUp) {
+      const bool is_fp4 = op == abi::kMoeGateUp;
+      feed.row = unit.tile * 16;
+      feed.part = is_fp4 ? 2 * s.job_expert()[unit.job] : 0;
+      up = p.geometry.intermediate / (is_fp4 ? 64 : 32);
+      block = static_cast<int64_t>(feed.part) * up + feed.row / (is_fp4 ? 64 : 32);
+      scales = is_fp4 ? reinterpret_cast<const char*>(p.gate_up_scale) : reinterpret_cast<const char*>(p.shared_gate_up_scale);
+    } else if (op == abi::kMoeDown) {
+      int32_t expert = s.job_expert()[unit.job];
+      if (dialect::planted(dialect::Planted::kNextExpert)) expert = (expert + 1) % p.geometry.num_experts;
+      feed.row = expert * p.geometry.hidden + unit.tile * abi::kMoeDownRows;
+      block = feed.row / 64;
+      scales = reinterpret_cast<const char*>(p.down_scale);
+    } else {
+      feed.row = unit.tile * abi::kMoeDownRows;
+      block = feed.row / 32;
+      scales = reinterpret_cast<const char*>(p.shared_down_scale);
+    }
+    const int32_t block_bytes = moe_steps(p, op) * moe_step_bytes(op);
+    feed.scales[0] = scales + block * block_bytes + feed.chunk * moe_chunk_width(op) * moe_step_bytes(op);
+    feed.scales[1] = feed.scales[0] + static_cast<int64_t>(up) * block_bytes;
+  }
+  return true;
+}
+
+// Asks for the feed's chunk: one copy of both tiles, and their scales, of FP4 512 bytes of a block of 64 rows, of FP8 four floats.
+SGL_DEVICE void load_moe_chunk(const FusedMoeParams& p, const MoeFeed& feed, char* chunk, uint64_t* full) {
+  const MoeOp op = static_cast<MoeOp>(feed.op);
+  const int32_t width = moe_chunk_width(op), left = moe_steps(p, op) - feed.chunk * width;
+  const int32_t scale_bytes = op == abi::kMoeRouter ? 0 : (left < width ? left : width) * moe_step_bytes(op);
+  const bool is_gate_up = op == abi::kMoeSharedGateUp || op == abi::kMoeGateUp;
+  dialect::mbarrier_arrive_expect_bytes(full, abi::kPairBytes + (is_gate_up ? 2 * scale_bytes : scale_bytes));
+  dialect::load_stage(chunk, p.maps + op, feed.row, feed.part, feed.chunk * (op == abi::kMoeRouter ? 2 : width), full);
+  if (scale_bytes == 0) return;
+  dialect::bulk_load(chunk + abi::kPairBytes, feed.scales[0], scale_bytes, full);
+  if (is_gate_up) dialect::bulk_load(chunk + abi::kPairBytes + abi::kMoeScaleBytes, feed.scales[1], scale_bytes, full);
+}
+
+// The chunks of ops below `limit` into a ring, from slot `at` on. Entry: the ring's lane.
+// The wait on `empty` pairs with the arrival of the consumer warp, whose lanes have all read the slot. The announced bytes and the copies complete
+// `full`, which the warp waits for.
+SGL_DEVICE void fill_moe_ring(const FusedMoeParams& p, const MoeShared& s, int32_t limit, int32_t warp, MoeCursor& at, MoeFeed& feed) {
+SGL_NO_UNROLL
+  while (find_moe_chunk(p, s, limit, warp, feed)) {
+    sync::wait_mbarrier(fault_sink(p), abi::kFaultRingEmpty, feed.op, warp * s.at.depth + at.slot, s.empty(warp, at.slot), at.parity ^ 1u);
+    load_moe_chunk(p, feed, s.chunk(warp, at.slot), s.full(warp, at.slot));
+    at.advance(s.at.depth);
+    ++feed.chunk;
+    const int32_t bytes = moe_chunk_width(static_cast<MoeOp>(feed.op)) * moe_step_bytes(static_cast<MoeOp>(feed.op));
+    feed.scales[0] += bytes;
+    feed.scales[1] += bytes;
   }
 }
 
-// Entry: all lanes of the producer warp. It never waits for another block itself, but for its own block's routing, which does.
+// Entry: all lanes of a producer warp. It never waits for another block itself, but for its own block's routing, which does.
 SGL_DEVICE void produce_moe_weights(const FusedMoeParams& p, const MoeShared& s) {
+  const int32_t lane = dialect::thread_idx() % 32;
+  const int32_t warp = lane * abi::kMoeProducerWarps + dialect::thread_idx() / 32 - abi::kNumConsumerWarps;  // whose ring is this lane's
+  if (warp >= abi::kNumConsumerWarps) return;
   MoeCursor at;
-  MoeScales scales;
-  produce_moe_op(p, s, abi::kMoeRouter, at, scales);
-  produce_moe_op(p, s, abi::kMoeSharedGateUp, at, scales);
+  MoeFeed feed;
+  fill_moe_ring(p, s, abi::kMoeGateUp, warp, at, feed);
   dialect::await_previous_launch();  // the weights are nobody's; from here on it waits for what others made of the rows
   // Pairs with the router warp's arrival (route_moe): the jobs are there. Nobody writes them again in this launch.
   if (!dialect::planted(dialect::Planted::kStaleRouting)) sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
-  produce_moe_op(p, s, abi::kMoeGateUp, at, scales);
-  produce_moe_op(p, s, abi::kMoeSharedDown, at, scales);
-  produce_moe_op(p, s, abi::kMoeDown, at, scales);
+  fill_moe_ring(p, s, abi::kNumMoeOps, warp, at, feed);
 }
 
 }  // namespace sgl_lowlatency::stages

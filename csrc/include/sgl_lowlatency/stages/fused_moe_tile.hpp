@@ -24,37 +24,20 @@ SGL_DEVICE MoeColumns load_moe_columns(const char* row, int32_t step, int32_t ha
   return {{load_shared_vec(at), load_shared_vec(at + 64)}};
 }
 
-// A step of FP4. words: the lane's 16 bytes of a stored row, four fragments. scales: of the step's block, at [g][tile of the 64 rows][t]. columns:
-// the lane's panel row, at the step and the half.
-SGL_DEVICE void multiply_fp4(MoeTile& tile, const char* words, const char* scales, const char* columns) {
-  const Vec16 w = load_shared_vec(words);
-  const uint32_t first = fp4_factor(static_cast<uint8_t>(scales[0])), last = fp4_factor(static_cast<uint8_t>(scales[8 * 16]));
-  const Vec16 b[2] = {load_shared_vec(columns), load_shared_vec(columns + 64)};
+// A tile's steps of one half of 16 columns: four MMAs with the lane's 16 bytes of FP4. first, last: factors of rows g and g + 8.
+SGL_DEVICE void multiply_fp4(MoeTile& tile, const Vec16& w, uint32_t first, uint32_t last, const MoeColumns& b) {
 SGL_UNROLL
   for (int32_t j = 0; j < 4; ++j) {
     uint32_t a[4];
-    const uint32_t fragment[2] = {b[j / 2].w[j % 2 * 2], b[j / 2].w[j % 2 * 2 + 1]};
+    const uint32_t fragment[2] = {b.q[j / 2].w[j % 2 * 2], b.q[j / 2].w[j % 2 * 2 + 1]};
     fp4_fragment(w.w[j], first, last, a);
     dialect::mma_m16n8k16(tile.c[j % 2], a, fragment);
   }
 }
-// `count` steps, kStride apart. kServed of them, DeepSeek-V4.1's number, go without a loop: no addresses to compute, and the loads of later steps are
-// under way while earlier ones are multiplied.
-template <int32_t kStride, int32_t kServed>
-SGL_DEVICE void multiply_fp4_steps(MoeTile& tile, int32_t count, const char* words, const char* scales, const char* columns) {
-  if (count == kServed) {
-SGL_UNROLL
-    for (int32_t i = 0; i < kServed; ++i) multiply_fp4(tile, words + i * kStride * 64, scales + i * kStride * 256, columns + i * kStride * 256);
-    return;
-  }
-SGL_NO_UNROLL
-  for (int32_t i = 0; i < count; ++i) multiply_fp4(tile, words + i * kStride * 64, scales + i * kStride * 256, columns + i * kStride * 256);
-}
 
-// row: the lane's 16 bytes of row g. pitch: from row to row.
-SGL_DEVICE void multiply_fp8(MoeTile& tile, const char* row, int32_t pitch, float scale, const MoeColumns& b) {
+// The same of FP8. first, last: the lane's 16 bytes of rows g and g + 8.
+SGL_DEVICE void multiply_fp8(MoeTile& tile, const Vec16& first, const Vec16& last, float scale, const MoeColumns& b) {
   const uint32_t factor = fp8_factor(scale);
-  const Vec16 first = load_shared_vec(row), last = load_shared_vec(row + 8 * pitch);
 SGL_UNROLL
   for (int32_t j = 0; j < 4; ++j) {
     uint32_t upper[2], lower[2], fragment[2];
@@ -67,14 +50,8 @@ SGL_UNROLL
   }
 }
 
-// row: the lane's 32 bytes of row g.
-SGL_DEVICE void multiply_bf16(MoeTile& tile, const char* row, int32_t pitch, const MoeColumns& b) {
-  Vec16 first[2], last[2];
-SGL_UNROLL
-  for (int32_t i = 0; i < 2; ++i) {
-    first[i] = load_shared_vec(row + i * 16);
-    last[i] = load_shared_vec(row + 8 * pitch + i * 16);
-  }
+// And of bf16: 32 bytes of rows g and g + 8.
+SGL_DEVICE void multiply_bf16(MoeTile& tile, const Vec16 (&first)[2], const Vec16 (&last)[2], const MoeColumns& b) {
 SGL_UNROLL
   for (int32_t j = 0; j < 4; ++j) {
     const uint32_t a[4] = {first[0].w[j], last[0].w[j], first[1].w[j], last[1].w[j]};
@@ -84,41 +61,66 @@ SGL_UNROLL
   }
 }
 
-// The part of a stage that a warp multiplies, added to its tile of the piece. Stages of gate_up are all warps'; of the other ops, whose steps are no
-// multiple of eight, two stages are multiplied side by side, each by four warps. at: the stage. row: the lane's panel row.
-template <MoeOp kOp>
-SGL_DEVICE void multiply_moe_stage(const FusedMoeParams& p, const MoeShared& s, MoeTile& tile, const char* at, const MoePiece& piece, int32_t stage,
-                                   const MoeUnit& unit, const MoeScales& scales, const char* row, int32_t warp) {
+// Where a lane finds the scales of tile `tile` of a chunk. is_gate_up: the tiles have each their own, else the same.
+SGL_DEVICE const char* moe_chunk_scales(const char* chunk, bool is_gate_up, int32_t tile) {
+  const int32_t number = is_gate_up && !dialect::planted(dialect::Planted::kGateScaleForUp) ? tile : 0;
+  return chunk + abi::kPairBytes + number * abi::kMoeScaleBytes;
+}
+// A lane's block of 32 columns.
+SGL_DEVICE int32_t moe_scale_lane() {
+  const int32_t t = dialect::thread_idx() % 4;
+  return dialect::planted(dialect::Planted::kWrongScaleBlock) ? (t + 1) % 4 : t;  // of the next block of K
+}
+
+// Products of a chunk of FP4, `steps` steps, added to both tiles. row: the lane's panel row, at the chunk's first column. scale_tile: which 16 of its
+// block's 64 rows the first tile is.
+SGL_DEVICE void multiply_fp4_chunk(MoeTile (&tiles)[2], const char* chunk, int32_t steps, const char* row, bool is_gate_up, int32_t scale_tile) {
   const int32_t lane = dialect::thread_idx() % 32, g = lane / 4, t = lane % 4;
-  const int32_t scale_lane = dialect::planted(dialect::Planted::kWrongScaleBlock) ? (t + 1) % 4 : t;  // of the next block of K
-  if (kOp == abi::kMoeGateUp) {
-    const int32_t part = dialect::planted(dialect::Planted::kGateScaleForUp) ? 0 : piece.part;
-    const char* const scale = s.scales(scales.first + part, p.geometry) + g * 16 + unit.tile % 4 * 4 + scale_lane;
-    const char* const words = at + g * (p.geometry.hidden / 2) + t * 16;
-    multiply_fp4_steps<abi::kNumConsumerWarps, 5>(tile, abi::moe_ceil_div(piece.steps - warp, abi::kNumConsumerWarps), words + warp * 64,
-                                                  scale + warp * 256, row + warp * 256 + piece.half * 128);
-    return;
-  }
-  if (warp / 4 != stage % 2) return;
-  if (kOp == abi::kMoeDown) {
-    const char* const scale = s.scales(scales.first, p.geometry) + g * 16 + piece.tile * 4 + scale_lane;
-    // Of the warps of a stage two have the first 16 of each 32 columns, two the others, each every other step.
-    const int32_t half = warp % 2, step = warp % 4 / 2;
-    const char* const words = at + (half * 8 + g) * (p.geometry.intermediate / 2) + step * 64 + t * 16;
-    multiply_fp4_steps<2, 9>(tile, abi::moe_ceil_div(piece.steps - step, 2), words, scale + step * 256, row + step * 256 + half * 128);
-    return;
-  }
-  constexpr abi::MoeStage kLayout = abi::moe_stage(kOp);
-  row += piece.begin * 256;
+  const char* const words = chunk + g * abi::kFp4StepBytes + t * 16;
+  const char* scale[2];
+SGL_UNROLL
+  for (int32_t n = 0; n < 2; ++n) scale[n] = moe_chunk_scales(chunk, is_gate_up, n) + g * 16 + (scale_tile + (is_gate_up ? 0 : n)) * 4 + moe_scale_lane();
 SGL_NO_UNROLL
-  for (int32_t item = warp % 4; item < 2 * piece.steps; item += 4) {
-    const int32_t step = item / 2, half = item % 2;
-    const MoeColumns b = load_moe_columns(row, step, half);
-    const char* const from = at + g * kLayout.pitch + step * kLayout.step_bytes + (t * 2 + half) * (kLayout.step_bytes / 8);
-    if (kOp == abi::kMoeRouter) {
-      multiply_bf16(tile, from, kLayout.pitch, b);
-    } else {
-      multiply_fp8(tile, from, kLayout.pitch, reinterpret_cast<const float*>(at + 16 * kLayout.pitch)[step * 4 + scale_lane], b);
+  for (int32_t step = 0; step < steps; ++step) {  // in a loop, whose code is fetched once
+    uint32_t first[2], last[2];
+SGL_UNROLL
+    for (int32_t n = 0; n < 2; ++n) {
+      first[n] = fp4_factor(static_cast<uint8_t>(scale[n][step * 256]));
+      last[n] = fp4_factor(static_cast<uint8_t>(scale[n][step * 256 + 8 * 16]));
+    }
+SGL_UNROLL
+    for (int32_t half = 0; half < 2; ++half) {  // stored row g has the first 16 of each 32 columns, row g + 8 the others
+      const MoeColumns b = load_moe_columns(row, step, half);
+SGL_UNROLL
+      for (int32_t n = 0; n < 2; ++n) {
+        multiply_fp4(tiles[n], load_shared_vec(words + ((step * 2 + n) * 16 + half * 8) * abi::kFp4StepBytes), first[n], last[n], b);
+      }
+    }
+  }
+}
+
+// The same of a chunk of FP8, or of the router's bf16, which is of the first tile alone.
+SGL_DEVICE void multiply_static_chunk(MoeTile (&tiles)[2], const char* chunk, const char* row, MoeOp op) {
+  const int32_t lane = dialect::thread_idx() % 32, g = lane / 4, t = lane % 4;
+SGL_NO_UNROLL
+  for (int32_t half = 0; half < 2; ++half) {
+    const MoeColumns b = load_moe_columns(row, 0, half);
+    if (op == abi::kMoeRouter) {
+      Vec16 first[2], last[2];
+SGL_UNROLL
+      for (int32_t i = 0; i < 2; ++i) {
+        const char* const at = chunk + abi::stage_offset(t / 2, g, t % 2 * 4 + half * 2 + i);
+        first[i] = load_shared_vec(at);
+        last[i] = load_shared_vec(at + 8 * abi::kChunkBytes);
+      }
+      multiply_bf16(tiles[0], first, last, b);
+      continue;
+    }
+SGL_UNROLL
+    for (int32_t n = 0; n < 2; ++n) {
+      const char* const at = chunk + abi::stage_offset(n, g, t * 2 + half);
+      const float scale = reinterpret_cast<const float*>(moe_chunk_scales(chunk, op == abi::kMoeSharedGateUp, n))[moe_scale_lane()];
+      multiply_fp8(tiles[n], load_shared_vec(at), load_shared_vec(at + 8 * abi::kChunkBytes), scale, b);
     }
   }
 }

@@ -10,7 +10,7 @@
 //           shared_down [hidden, intermediate] FP8 with fp32 scales; out [rows, hidden] bf16; or null, streams R and streams_out R' [rows, 4, hidden]
 //           bf16, mix [24, 4 * hidden] fp32, coefficients [rows, 24] fp32.
 // Grid      at most one block an SM (all run at once), kMoeThreads threads each.
-// Roles     warps 0..7 consume; warp 8 streams the block's weights through the shared-memory ring; warp 9 routes, then mixes streams.
+// Roles     warps 0..7 consume, each from a ring of its own; lanes of warps 8 and 9 fill one ring each; warp 10 routes, then mixes streams.
 // Phases    router | the shared expert's gate_up, while rows are routed | the experts' gate_up | the shared expert's down | the experts' down |
 //           sums, and of streams the post.
 // Hand-over logits, choices, activations, outputs and of streams mixes and coefficients as words that are each their own flag, two generations that
@@ -50,20 +50,22 @@ SGL_DEVICE void fused_moe_consume(const Params& p, const MoeShared& s) {
     dialect::store_plain(p.trace + dialect::block_idx() * abi::kNumMoePoints + point, dialect::timer_ns());
   };
   pass(abi::kMoePointBegin);
-  run_moe_op<abi::kMoeRouter>(p, s, words, state);
-  pass(abi::kMoePointRouter);
-  run_moe_op<abi::kMoeSharedGateUp>(p, s, words, state);
-  pass(abi::kMoePointSharedGateUp);
-  order_sums(p);
-  // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
-  sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
-  pass(abi::kMoePointRouted);
-  run_moe_op<abi::kMoeGateUp>(p, s, words, state);
-  pass(abi::kMoePointGateUp);
-  run_moe_op<abi::kMoeSharedDown>(p, s, words, state);
-  pass(abi::kMoePointSharedDown);
-  run_moe_op<abi::kMoeDown>(p, s, words, state);
-  pass(abi::kMoePointDown);
+SGL_NO_UNROLL
+  for (int32_t number = 0; number < abi::kNumMoeOps; ++number) {  // one copy of each kind's code: it is run cold
+    const MoeOp op = static_cast<MoeOp>(number);
+    if (op == abi::kMoeGateUp) {
+      order_sums(p);
+      // Pairs with the router warp's arrival (route_moe): jobs, pairs and weights are there.
+      sync::wait_mbarrier(fault_sink(p), abi::kFaultRouting, 0, 0, s.routed(), 0u);
+      pass(abi::kMoePointRouted);
+    }
+    if (is_routed(op)) {
+      run_routed_op(p, s, words, op, state);
+    } else {
+      run_static_op(p, s, words, op, state);
+    }
+    pass(static_cast<abi::MoePoint>(number + (number < abi::kMoeGateUp ? abi::kMoePointRouter : abi::kMoePointRouter + 1)));
+  }
   sum_moe(p, s, words);
   pass(abi::kMoePointSums);
   if (dialect::thread_idx() == 0) close_moe(p, s.state()->generation);
@@ -73,34 +75,35 @@ SGL_DEVICE void fused_moe_consume(const Params& p, const MoeShared& s) {
 // reads what that launch wrote is behind this. Ends with a barrier of theirs.
 template <class Params>
 SGL_DEVICE void begin_moe(const Params& p, const MoeShared& s) {
-  constexpr int32_t kAllButTheProducer = 2;  // named barrier
+  constexpr int32_t kAllButTheProducers = 2;  // named barrier
   if (!dialect::planted(dialect::Planted::kNoAwaitOfPrevious)) dialect::await_previous_launch();
   if (dialect::thread_idx() == 0) {
     const int32_t generation = static_cast<int32_t>(dialect::load_plain(p.state->launches) % 2u);
     const MoeParity of_ranks = begin_parity(p);
     *s.state() = {generation, 0, dialect::load_plain(p.state->used_words + (1 - generation)), of_ranks.parity, of_ranks.rows_to_clear};
   }
-  dialect::sync_named(kAllButTheProducer, abi::kMoeThreads - 32);
+  dialect::sync_named(kAllButTheProducers, abi::kMoeThreads - abi::kMoeProducerWarps * 32);
 }
 
 // Params: FusedMoeParams, or ParallelMoeParams of a rank. Entry: every thread of every block. The barrier publishes the mbarriers to the threads, as
-// the init fence does to the copies, and then the roles part for good. The producer streams weights, which nobody writes, while the launch in front
-// is still running.
+// the init fence does to the copies. Producers ask for router and shared expert, which nobody writes, while the launch in front is still running.
 template <class Params>
 SGL_DEVICE void fused_moe_body(const Params& p) {
   const MoeShared s{p.shared};
   const int32_t thread = dialect::thread_idx(), warp = thread / 32;
   if (thread == kConsumerThreads) {
-    for (int32_t i = 0; i < abi::kMoeStages; ++i) {
-      dialect::mbarrier_init(s.full(i), 1);
-      dialect::mbarrier_init(s.empty(i), abi::kNumConsumerWarps);
+    for (int32_t i = 0; i < abi::kNumConsumerWarps; ++i) {
+      for (int32_t slot = 0; slot < s.at.depth; ++slot) {
+        dialect::mbarrier_init(s.full(i, slot), 1);
+        dialect::mbarrier_init(s.empty(i, slot), 1);
+      }
     }
     dialect::mbarrier_init(s.routed(), 1);
     dialect::mbarrier_init_fence();
   }
   dialect::sync_block();
   dialect::allow_next_launch();
-  if (warp == abi::kMoeProducerWarp) {
+  if (warp >= abi::kNumConsumerWarps && warp < abi::kMoeRouterWarp) {
     produce_moe_weights(p, s);
     return;
   }
