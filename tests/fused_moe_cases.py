@@ -3,7 +3,7 @@
 import torch
 from hyper_connection_cases import empty_post, post_problems, random_streams, seeded_hyper
 
-from sgl_lowlatency.kernels.fused_moe import POINTS, FusedMoe, FusedMoeWeights, RoutingRecord
+from sgl_lowlatency.kernels.fused_moe import POINTS, SMEM_BYTES, FusedMoe, FusedMoeWeights, RoutingRecord
 from sgl_lowlatency.reference import fused_moe as oracle
 from sgl_lowlatency.reference import gate
 
@@ -50,12 +50,15 @@ class Moe:
     """A layer and the kernel. Results are of the newest launch, on the CPU."""
 
     def __init__(
-        self, hidden=256, intermediate=128, num_experts=32, top_k=3, max_rows=48, grid=4, device="cpu", emulation=None, weights=None, **kwargs
-    ):
+        self, hidden=256, intermediate=128, num_experts=32, top_k=3, max_rows=48, grid=4, device="cpu", emulation=None, weights=None,
+        smem_limit=SMEM_BYTES, **kwargs,
+    ):  # fmt: skip
         self.device = torch.device(device)
         self.weights = weights or random_weights(hidden, intermediate, num_experts, top_k, device, **kwargs)
         self.num_experts, self.top_k, self.hidden = num_experts, top_k, hidden
-        self.kernel = FusedMoe(hidden, intermediate, num_experts, top_k, max_rows, self.device, grid, deadline_s=2.0, emulation=emulation)
+        self.kernel = FusedMoe(
+            hidden, intermediate, num_experts, top_k, max_rows, self.device, grid, deadline_s=2.0, emulation=emulation, smem_limit=smem_limit
+        )
         self.hyper = seeded_hyper(hidden, 0, device)
         self.layer = self.kernel.prepare(self.weights, hyper=self.hyper)
 

@@ -76,6 +76,7 @@ def test_ring_hand_over_delivers_every_tile():
 
 @pytest.mark.parametrize("name", [
     "load_stage", "load_stage_two_parts", "load_stage_four_parts", "load_stage_past_k", "load_stage_fp8", "load_stage_tall",
+    "load_stage_pair", "load_stage_pair_of_parts", "load_stage_fp4_pair", "load_stage_fp4_pair_of_parts", "load_stage_wide",
 ])  # fmt: skip
 def test_a_stage_is_the_box_as_the_copy_engine_lays_it_out(name):
     for seed in SEEDS:

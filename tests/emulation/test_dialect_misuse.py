@@ -23,6 +23,7 @@ MISUSE = [
     ("load_stage_misaligned", r"load_stage: the stage is not at a multiple of 1024 bytes"),
     ("load_stage_odd_part", r"load_stage: row 0, part 1, chunk 0 is outside the matrix"),
     ("load_stage_tall_row", r"load_stage: row 16 begins no tall stage"),
+    ("load_stage_pair_beyond", r"load_stage: row 48, part 0, chunk 0 is outside the matrix"),
     ("load_stage_outside", r"load_stage: row 32, part 0, chunk 0 is outside the matrix"),
     ("bulk_in_flight_at_exit", r"block exits with 1 bulk loads in flight"),
     ("copy_async_never_waited_for", r"lane 4: exits with 1 copy_async_16 that it has not waited for"),

@@ -88,6 +88,25 @@ def test_a_row_does_not_depend_on_the_others():
         assert torch.equal(moe.out, together[rows])
 
 
+@pytest.mark.parametrize("rows", [1, 20])
+def test_rings_of_any_depth_give_the_same_bits(rows):
+    """Of 1,280 columns a warp has five chunks of every unit, more than the shortest ring; smem_limit is what its whole block may take."""
+    deep = Moe(1280, 384, 16, 2, max_rows=20)
+    least = min(limit for limit in range(100_000, 232_448, 1024) if deep_enough(deep, limit))
+    shallow = Moe(1280, 384, 16, 2, max_rows=20, weights=deep.weights, smem_limit=least)
+    assert _C.moe_smem(deep.kernel._geometry, rows).depth > 2 == _C.moe_smem(deep.kernel._geometry, 20, least).depth
+    x, token_ids = deep.inputs(rows, 3)
+    deep.run(x, token_ids)
+    shallow.run(x, token_ids)
+    assert torch.equal(deep.out, shallow.out)
+    with pytest.raises(ValueError, match=rf"need \d+ bytes of shared memory; a block has {least - 1024}"):
+        Moe(1280, 384, 16, 2, max_rows=20, weights=deep.weights, smem_limit=least - 1024)
+
+
+def deep_enough(moe, limit):
+    return all(_C.moe_smem(moe.kernel._geometry, rows, limit).total_bytes <= limit for rows in range(1, moe.kernel.max_rows + 1))
+
+
 @pytest.mark.parametrize(("sizes", "words"), [
     ((7168, 128), "hidden 7168 is not a multiple of 128 up to 5120"), ((256, 576), "intermediate 576 is not a multiple of 128 up to 2560"),
 ])  # fmt: skip

@@ -41,6 +41,20 @@ def test_tall_stages_have_whole_tiles_of_one_part(matrix, words):
         _C.pack_weight_maps([matrix], is_cuda=False, box=_C.abi.WeightBox.tall)
 
 
+@pytest.mark.parametrize(("box", "fits", "matrix", "words"), [
+    ("pair", (ADDRESS, 64, 128, 1, 1), (ADDRESS, 48, 128, 1, 1), "1 equal parts of num_rows 48 are no multiples of the box's 32 rows"),
+    ("pair", (ADDRESS, 64, 128, 4, 1), (ADDRESS, 96, 128, 4, 1), "4 equal parts of num_rows 96 are no multiples of the box's 16 rows"),
+    ("wide", (ADDRESS, 48, 128, 1, 2), (ADDRESS, 40, 128, 1, 2), "1 equal parts of num_rows 40 are no multiples of the box's 16 rows"),
+    ("fp4_pair", (ADDRESS, 64, 192, 1, 1), (ADDRESS, 64, 96, 1, 1), "k_extent 96 is not a positive multiple of 64"),
+    ("fp4_pair", (ADDRESS, 64, 192, 2, 1), (ADDRESS, 64, 128, 2, 2), "FP4 is bytes of two columns, not elements of 2 bytes"),
+])  # fmt: skip
+def test_a_pair_of_tiles_has_whole_tiles(box, fits, matrix, words):
+    box = getattr(_C.abi.WeightBox, box)
+    assert len(_C.pack_weight_maps([fits], is_cuda=False, box=box)) == 128
+    with pytest.raises(ValueError, match=words):
+        _C.pack_weight_maps([matrix], is_cuda=False, box=box)
+
+
 def test_a_build_without_cuda_makes_no_cuda_maps():
     if "cuda" in _C.backends():
         pytest.skip("this build has CUDA kernels")

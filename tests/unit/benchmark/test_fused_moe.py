@@ -20,11 +20,11 @@ POINTS_US = {name: [i / 2, float(i)] for i, name in enumerate(fused_moe.POINTS)}
 
 
 def test_a_row_has_what_a_results_file_needs():
-    row = fused_moe.row_of(1, 6.0, [], [0.05, 0.051, 0.05], 4640.0, POINTS_US, ["MISS out"])
+    row = fused_moe.row_of(1, 6.0, [], [0.05, 0.051, 0.05], [0.06], 4640.0, POINTS_US, ["MISS out"])
     results = Results(None, what="kernel", name="x", weights=fused_moe.WEIGHTS, command=[], commit="0" * 40)
     added = results.add(**row)
     assert added["on_floor_share"] == pytest.approx(0.65, abs=0.01) and "ratio" not in added
-    assert "   1     6.0              -    50.00" in fused_moe.table(results.content)
-    results.add(**fused_moe.row_of(6, 34.5, [0.2], [0.2], 4640.0, POINTS_US, []))
+    assert "   1     6.0              -    50.00    60.00" in fused_moe.table(results.content)
+    results.add(**fused_moe.row_of(6, 34.5, [0.2], [0.2], [0.21], 4640.0, POINTS_US, []))
     assert fused_moe.table(results.content).endswith("down 3.0 6.0, sums 3.5 7.0")
-    assert fused_moe.table(results.content).splitlines()[-2].split()[:4] == ["6", "34.5", "200.00", "200.00"]
+    assert fused_moe.table(results.content).splitlines()[-2].split()[:5] == ["6", "34.5", "200.00", "200.00", "210.00"]
