@@ -4,11 +4,12 @@
 
 On is fused_moe, router to combined output. Where FlashInfer's fused_moe_90 is there as a file (it would compile for an hour), the experts alone of
 SGLang's path stand beside it: cutlass_fused_moe on the same interleaved tensors with choices made beforehand, neither router nor top-k nor shared
-expert nor the addition: no ratio is made of the two. Post is fused_moe with the layer's residual streams: their mix, and mHC's post. All are captured in a graph of `--inputs` launches with other rows each, so that experts differ
-and weights come from memory; times are of one launch. The floor: router, shared expert and every distinct expert with its scales, each read once, at
-the measured read bandwidth.
+expert nor the addition: no ratio is made of the two. Post is fused_moe with the layer's residual streams: their mix, and mHC's post. All are captured
+in a graph of `--inputs` launches with other rows each, so that experts differ and weights come from memory; times are of one launch. The
+floor: router, shared expert and every distinct expert with its scales, each read once, at the measured read bandwidth.
 
-Checked before the times: logits to fp32 rounding, output and streams through the numerics gate, choices by the rule. Needs torch, a GPU and the package; 8 GB.
+Checked before the times: logits to fp32 rounding, output through the numerics gate, streams against fp64 of that output, choices by the rule. Needs
+torch, a GPU and the package; 8 GB.
 
 Exit status: 0 if every case was measured and no check failed.
 """
@@ -245,7 +246,8 @@ def main() -> int:
             experts_ms, on_ms, post_ms, wrong = measure(ours, args.groups, args.group_ms)
             row = results.add(**row_of(rows, ours.num_active(), experts_ms, on_ms, post_ms, read_gb_s, ours.points_us(), wrong))
             us, post_us = 1e3 * stats.median(on_ms), 1e3 * stats.median(post_ms)
-            deadline.say(f"{rows} rows: {us:.1f} us, {post_us:.1f} with streams, share of the floor {row['on_floor_share']}; {'; '.join(wrong) or 'checked'}")
+            share, verdict = row["on_floor_share"], "; ".join(wrong) or "checked"
+            deadline.say(f"{rows} rows: {us:.1f} us, {post_us:.1f} with streams, share of the floor {share}; {verdict}")
     return command.end(results, table)
 
 

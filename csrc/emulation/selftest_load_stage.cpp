@@ -89,8 +89,8 @@ SelftestRun load_tall(uint64_t seed, int32_t row) {
   return {report, {wrong}};
 }
 
-// values: [bytes that are not the box's]. The same memory as `num_parts` parts of bytes, kMatrixRows rows of 1,280: the box of `kind` whose rows begin at
-// `row` of part `part`, from chunk `chunk` on.
+// values: [bytes that are not the box's]. The same memory as `num_parts` parts of bytes, kMatrixRows rows of 1,280: the box of `kind` whose rows begin
+// at `row` of part `part`, from chunk `chunk` on.
 SelftestRun load_box(uint64_t seed, abi::WeightBox kind, int32_t num_parts, int32_t row, int32_t part, int32_t chunk) {
   const abi::WeightMatrix matrix{source().elements, kMatrixRows, kRowBytes, num_parts, 1, kind};
   const abi::WeightMap map = launch::encode_weight_map_host(matrix);

@@ -46,8 +46,8 @@ void check_fused_moe(const abi::FusedMoeParams& p, int32_t grid) {
   require(p.generation_words % 4 == 0 && p.generation_words >= abi::moe_used_words(abi::moe_handover(g, p.rows), p.hyper.streams != nullptr),
           "generation_words are too few for the rows");
   require(p.deadline_ns > 0, "deadline_ns is 0");
-  const void* const pointers[] = {p.x, p.bias, p.maps, p.gate_up_scale, p.down_scale, p.shared_gate_up_scale, p.shared_down_scale, p.workspace, p.state,
-                                  p.fault};
+  const void* const pointers[] = {p.x, p.bias, p.maps, p.gate_up_scale, p.down_scale, p.shared_gate_up_scale, p.shared_down_scale, p.workspace,
+                                  p.state, p.fault};
   for (const void* pointer : pointers) require(pointer != nullptr, "a pointer of the parameters is null");
   require(p.out != nullptr || p.hyper.streams != nullptr, "out is null in a launch without streams");
   if (p.hyper.streams != nullptr) check_hyper_connection("fused_moe", p.hyper);

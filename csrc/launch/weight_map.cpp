@@ -29,7 +29,8 @@ void check_weight_matrix(const abi::WeightMatrix& m) {
   require(m.box == abi::kBoxStage || m.num_rows % (m.num_parts * box.rows) == 0,
           std::to_string(m.num_parts) + " equal parts of num_rows " + std::to_string(m.num_rows) + " are no multiples of the box's " +
               std::to_string(box.rows) + " rows");
-  require(m.box != abi::kBoxFp4Pair || m.element_bytes == 1, "FP4 is bytes of two columns, not elements of " + std::to_string(m.element_bytes) + " bytes");
+  require(m.box != abi::kBoxFp4Pair || m.element_bytes == 1,
+          "FP4 is bytes of two columns, not elements of " + std::to_string(m.element_bytes) + " bytes");
   const int32_t chunk_k = box.chunk_bytes / m.element_bytes;
   require(m.k_extent > 0 && m.k_extent % chunk_k == 0, "k_extent " + std::to_string(m.k_extent) + " is not a positive multiple of " + std::to_string(chunk_k));
 }

@@ -31,17 +31,20 @@ Encode find_encode() {
 
 }  // namespace
 
-// The matrix as [K / chunk_k][parts][rows of a part][chunk_k], innermost last, and the box as abi::weight_box says, which the 128-byte swizzle lays out as
-// abi::stage_offset says, FP4 as it comes. Of a tall box, or of a pair, the next copy wants what lies beside each row: L2 fetches 256 bytes at a time.
+// The matrix as [K / chunk_k][parts][rows of a part][chunk_k], innermost last, and the box as abi::weight_box says, which the 128-byte swizzle lays out
+// as abi::stage_offset says, FP4 as it comes. Of a tall box, or of a pair, the next copy wants what lies beside each row: L2 fetches 256 bytes at a
+// time.
 abi::WeightMap encode_weight_map_cuda(const abi::WeightMatrix& m) {
   check_weight_matrix(m);
   static const Encode encode = find_encode();
   const abi::WeightBoxShape shape = abi::weight_box(m);
   const auto parts = static_cast<cuuint32_t>(m.num_parts), chunk_k = static_cast<cuuint32_t>(shape.chunk_bytes / m.element_bytes);
-  const cuuint64_t row_bytes = static_cast<cuuint64_t>(m.k_extent) * static_cast<cuuint64_t>(m.element_bytes), part_rows = static_cast<cuuint64_t>(m.num_rows) / parts;
+  const cuuint64_t row_bytes = static_cast<cuuint64_t>(m.k_extent) * static_cast<cuuint64_t>(m.element_bytes);
+  const cuuint64_t part_rows = static_cast<cuuint64_t>(m.num_rows) / parts;
   const cuuint64_t dims[4] = {chunk_k, part_rows, parts, static_cast<cuuint64_t>(m.k_extent) / chunk_k};
   const cuuint64_t strides[3] = {row_bytes, row_bytes * part_rows, static_cast<cuuint64_t>(shape.chunk_bytes)};
-  const cuuint32_t box[4] = {chunk_k, static_cast<cuuint32_t>(shape.rows), static_cast<cuuint32_t>(shape.parts), static_cast<cuuint32_t>(shape.chunks)};
+  const cuuint32_t box[4] = {chunk_k, static_cast<cuuint32_t>(shape.rows), static_cast<cuuint32_t>(shape.parts),
+                             static_cast<cuuint32_t>(shape.chunks)};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const CUtensorMapDataType type = m.element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
   CUtensorMap tensor_map;

@@ -6,14 +6,15 @@ import pytest
 import torch
 from fused_moe_cases import Moe, random_weights
 
+from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.fused_moe import FusedMoe
 
 SHAPES = [  # hidden, intermediate, experts, top_k, grid
     (256, 128, 32, 3, 4),
-    (1280, 384, 48, 6, 5),  # two splits of K, the second one short; stages that end early in both ops
+    (1280, 384, 48, 6, 5),  # two splits of K, the second one short; chunks of one step; warps without a chunk
     (128, 640, 16, 2, 40),  # more blocks than units of most ops
     (384, 128, 96, 1, 1),  # a block alone; a choice that is not normalised
-    (5120, 256, 16, 2, 2),  # DeepSeek-V4.1's width, and its number of steps of gate_up a warp
+    (5120, 256, 16, 2, 2),  # DeepSeek-V4.1's width, and its chunks of gate_up
     (128, 2304, 16, 2, 3),  # the same of down
 ]
 

@@ -206,8 +206,8 @@ struct FusedMoeParams {
   const int64_t* token_ids;     // [rows], or null without bias_alt
   const int32_t* num_live_rows; // [1], or null: all; rows from there on choose nothing
   // [kNumMoeOps]. Router bf16 [num_experts, hidden], wide boxes. Of the shared expert FP8 e4m3fn, pairs: [2 intermediate, hidden] in two parts gate |
-  // up, and [hidden, intermediate]. Of experts FP4 e2m1, two columns a byte, interleaved for sm_90's mixed-input GEMM (DESIGN.md), pairs: [num_experts,
-  // 2 intermediate, hidden / 2] in parts up | gate of each, and [num_experts, hidden, intermediate / 2].
+  // up, and [hidden, intermediate]. Of experts FP4 e2m1, two columns a byte, interleaved for sm_90's mixed-input GEMM (DESIGN.md), pairs:
+  // [num_experts, 2 intermediate, hidden / 2] in parts up | gate of each, and [num_experts, hidden, intermediate / 2].
   const WeightMap* maps;
   const uint8_t* gate_up_scale;        // [num_experts, 2 intermediate / 64, hidden / 128, 16, 16]: e8m0 of 32 columns, interleaved likewise
   const uint8_t* down_scale;           // [num_experts, hidden / 64, intermediate / 128, 16, 16]

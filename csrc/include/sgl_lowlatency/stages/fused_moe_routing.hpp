@@ -60,8 +60,8 @@ SGL_DEVICE void clear_moe_row_bits(const FusedMoeParams& p, const MoeShared& s) 
 }
 
 // Row `row` chooses top_k experts by score + bias, descending, equal ones by id, ascending; weights are scores over their sum, scaled.
-// Hands the choices to all blocks. Entry: all lanes of the router warp; row_bits hold nothing, and hold nothing behind it: meanwhile each lane keeps its
-// experts' biases and scores there, so that one short loop makes them, whose code is fetched once.
+// Hands the choices to all blocks. Entry: all lanes of the router warp; row_bits hold nothing, and hold nothing behind it: meanwhile each lane keeps
+// its experts' biases and scores there, so that one short loop makes them, whose code is fetched once.
 SGL_DEVICE void choose_moe_row(const FusedMoeParams& p, const MoeShared& s, const MoeWords& words, int32_t row) {
   constexpr int32_t kVectors = abi::kExpertWords / 4;
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;
@@ -98,7 +98,9 @@ SGL_UNROLL
     }
   }
 SGL_UNROLL
-  for (int32_t w = 0; w < abi::kExpertWords; ++w) key[w] = moe_expert(w) < num_experts ? biases[moe_expert(w)] : 0u;  // 0: there is none, or it is chosen
+  for (int32_t w = 0; w < abi::kExpertWords; ++w) {
+    key[w] = moe_expert(w) < num_experts ? biases[moe_expert(w)] : 0u;  // 0: there is none, or it is chosen
+  }
   dialect::sync_warp();  // scores are read by others
   uint32_t id = abi::kMoeNoExpert;
 SGL_NO_UNROLL
@@ -185,8 +187,8 @@ SGL_NO_UNROLL
   }
 }
 
-// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Each lane has consecutive experts, and then choices. Entry: all lanes
-// of the router warp. Ends with a warp barrier.
+// Jobs and pairs in the order of experts, an expert's pairs in the order of rows. Each lane has consecutive experts, and then choices. Entry: all
+// lanes of the router warp. Ends with a warp barrier.
 SGL_DEVICE void make_moe_jobs(const FusedMoeParams& p, const MoeShared& s) {
   constexpr uint32_t kJob = 1u << 16;  // sums of jobs above, of pairs below
   const int32_t lane = dialect::thread_idx() % 32, num_experts = p.geometry.num_experts, top_k = p.geometry.top_k;

@@ -79,7 +79,9 @@ SGL_DEVICE void multiply_fp4_chunk(MoeTile (&tiles)[2], const char* chunk, int32
   const char* const words = chunk + g * abi::kFp4StepBytes + t * 16;
   const char* scale[2];
 SGL_UNROLL
-  for (int32_t n = 0; n < 2; ++n) scale[n] = moe_chunk_scales(chunk, is_gate_up, n) + g * 16 + (scale_tile + (is_gate_up ? 0 : n)) * 4 + moe_scale_lane();
+  for (int32_t n = 0; n < 2; ++n) {
+    scale[n] = moe_chunk_scales(chunk, is_gate_up, n) + g * 16 + (scale_tile + (is_gate_up ? 0 : n)) * 4 + moe_scale_lane();
+  }
 SGL_NO_UNROLL
   for (int32_t step = 0; step < steps; ++step) {  // in a loop, whose code is fetched once
     uint32_t first[2], last[2];
