@@ -7,7 +7,7 @@ slices, over the same static inputs and metadata: each of --slices alone, attent
 layer by layer against SGLang's launches, as a server's is: a miss is a failure of the case. A case ROWSxCONTEXT prefills the same random prompts
 and runs the decode step once for each choice, so that its logits stand beside SGLang's own; then all graphs are replayed in turn, group by group.
 Logits are compared twice: of graphs, where a rounding sends rows to other experts, and launch by launch on the same experts (same_experts.py), which
-is what judges a choice.
+is what judges a choice, with the KV rows that both wrote (kv_rows.py) and the tokens that Engram's layers keep.
 
 A results row a case and choice, `metric` "step", `kernel` the choice, off SGLang's step, on the step with it; both end with the LM head. Random rows
 of a batch choose experts independently, where a request's verify rows are nearer to each other. Rows are sizes that SGLang captures: 1, 2, 4, 8, 12, 16.
@@ -32,7 +32,7 @@ import torch
 
 from benchmark.common import deadline, graph_trace
 from benchmark.common.cases import parse_cases
-from benchmark.kernels import same_experts, sglang_runner
+from benchmark.kernels import kv_rows, same_experts, sglang_runner
 from benchmark.kernels.standard_step import distance, sglang_arguments
 from sgl_lowlatency.bench import provenance, stats, timing
 from sgl_lowlatency.bench.results import Results
@@ -42,6 +42,8 @@ OFF, AGAIN = "sglang", "sglang again"
 # Relative norm of logits on the same experts. In emulation FP8 activations, which SGLang has and the slices do not, make it 0.03 behind eight layers, a
 # transposed mix 0.15 and another expert more than 0.4.
 NEAR = 0.1
+# The same of a layer's KV rows, whose roundings to e4m3 differ by another 0.04: sqrt(0.1^2 + 0.04^2). A transposed mix makes it 0.16.
+KV_NEAR = 0.11
 COMPARED = (("off_repeat_distance", 6), ("same_experts_distance", 7), ("others_chosen", 6))  # of a results row, with their widths in the table
 ATTENTION = "flash_fwd_splitkv_mla"  # in the name of SGLang's sparse attention on sm_90
 DEADLINE_S = 5.0
@@ -164,34 +166,37 @@ class Bench:
         """Of the last case, the kernels of one replay by arm, of those that were captured (graph_trace.median_step)."""
         return {name: graph_trace.record(self.replays[name]) for name in arms if name in self.replays}
 
-    def on_the_same_experts(self, arm: str, rows: int, context: int, vocab: int) -> tuple[float, float, list[float]]:
-        """(how far an arm's logits are from those of SGLang's step on its experts, share of rows and layers whose experts SGLang's own routers would
-        choose otherwise, by layer how far these routers' logits are from the arm's), launch by launch. Raises RuntimeError where SGLang's forward ran in
-        the arm's place."""
+    def on_the_same_experts(self, arm: str, rows: int, context: int, vocab: int) -> tuple[dict[str, Any], list[str]]:
+        """(an arm's step beside SGLang's on its experts, launch by launch, as fields of a results row, what is wrong). Raises RuntimeError where SGLang's
+        forward ran in the arm's place."""
         runner, layers, case = self.runner, list(self.runner.model.model.layers), {"rows": rows, "context": context, "vocab": vocab}
+        ids = [layer.self_attn.layer_id for layer in layers]
         found: list[dict[int, torch.Tensor]] = []  # routers' logits by layer: the arm's, then SGLang's own
+        states: list[kv_rows.State] = []  # before and behind the arm's step, before and behind SGLang's
         self.step.take(arm.split("+"))
-        before = self.step.coverage.counts().executed.get(rows, 0)
+        before = self.step.issued[rows]
         with dispatched(runner.model, self.step):
             kept = same_experts.kept_logits(layers, self.step.running)
-            ours = sglang_runner.decode(runner, **case, within=_launch_by_launch(runner, kept, found))
-        if self.step.coverage.counts().executed.get(rows, 0) != before + 1:
+            ours = sglang_runner.decode(runner, **case, within=_launch_by_launch(runner, ids, kept, found, states))
+        if self.step.issued[rows] != before + 1:
             raise RuntimeError(f"SGLang's own forward ran in place of {arm}: {dict(self.step.coverage.counts().fallbacks)}")
         given = same_experts.given_logits(layers, found[0])
-        theirs = sglang_runner.again(runner, ours, within=_launch_by_launch(runner, given, found))
+        theirs = sglang_runner.again(runner, ours, within=_launch_by_launch(runner, ids, given, found, states))
         moved, routers = same_experts.others_chosen(layers, found[1], found[0]), same_experts.router_distances(found[1], found[0])
-        return distance(ours.logits, theirs.logits), moved, routers
+        near, (keys, problems) = distance(ours.logits, theirs.logits), kv_rows.compared(states[0], states[1], states[3], rows)
+        for what, value, limit in (("logits", near, NEAR), ("KV rows of a layer", max(keys, default=0.0), KV_NEAR)):
+            if not value <= limit:
+                problems.append(f"{what} on the same experts differ by {value:.3g} of their norm, more than {limit}")
+        fields = {"same_experts_distance": round(near, 4), "others_chosen": round(moved, 4)}
+        return fields | {"router_distances": [round(x, 4) for x in routers], "kv_distances": [round(x, 4) for x in keys]}, problems
 
 
 def judge(bench: Bench, arm: str, rows: int, context: int, vocab: int) -> tuple[dict[str, Any], list[str]]:
-    """(same_experts_distance, others_chosen and router_distances of a row, what is wrong)."""
+    """(fields of a row that compare an arm with SGLang's step on the same experts, what is wrong)."""
     try:
-        near, moved, routers = bench.on_the_same_experts(arm, rows, context, vocab)
+        return bench.on_the_same_experts(arm, rows, context, vocab)
     except Exception as error:  # noqa: BLE001 - its times are measured already
         return {}, [f"not compared on the same experts: {type(error).__name__}: {str(error)[:400]}"]
-    far = [] if near <= NEAR else [f"logits on the same experts differ by {near:.3g} of their norm, more than {NEAR}"]
-    found = {"same_experts_distance": round(near, 4), "others_chosen": round(moved, 4), "router_distances": [round(x, 4) for x in routers]}
-    return found, far
 
 
 def profiled(bench: Bench, rows: int, context: int) -> dict[str, dict[str, dict]]:
@@ -220,11 +225,13 @@ def repeat_problems(distance_to_itself: float) -> list[str]:
 
 
 @contextlib.contextmanager
-def _launch_by_launch(runner: Any, within: Any, entered: list) -> Iterator[None]:
-    """Without graphs, inside `within`; what that yields goes to `entered`."""
+def _launch_by_launch(runner: Any, layer_ids: Sequence[int], within: Any, entered: list, states: list) -> Iterator[None]:
+    """Without graphs, inside `within`; what that yields goes to `entered`, what is cached before and behind the body to `states`."""
+    states.append(kv_rows.state_of(runner, layer_ids))
     with sglang_runner.without_graphs(runner), within as found:
         entered.append(found)
         yield
+    states.append(kv_rows.state_of(runner, layer_ids))
 
 
 def table(content: dict) -> str:

@@ -47,7 +47,7 @@ void bind_attention_in(py::module_& m) {
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::AttentionInParams::name)
   SGL_POINTER(streams); SGL_POINTER(pre); SGL_POINTER(norm); SGL_POINTER(q_norm); SGL_POINTER(kv_norm); SGL_POINTER(positions); SGL_POINTER(freqs);
   SGL_POINTER(slots); SGL_POINTER(maps); SGL_POINTER(cache); SGL_POINTER(x); SGL_POINTER(q_lora); SGL_POINTER(q); SGL_POINTER(trace);
-  SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
+  SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(executed_mirror); SGL_POINTER(fault);
 #undef SGL_POINTER
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("attention_in_launch_cuda", &launch::attention_in_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),

@@ -42,7 +42,7 @@ void bind_attention_out(py::module_& m) {
 #undef SGL_FIELD
 #define SGL_POINTER(name) pointer_property(params, #name, &abi::AttentionOutParams::name)
   SGL_POINTER(x); SGL_POINTER(positions); SGL_POINTER(freqs); SGL_POINTER(norm); SGL_POINTER(maps); SGL_POINTER(scales); SGL_POINTER(out);
-  SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(fault);
+  SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(executed_mirror); SGL_POINTER(fault);
 #undef SGL_POINTER
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("attention_out_launch_cuda", &launch::attention_out_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),

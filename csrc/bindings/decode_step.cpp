@@ -22,9 +22,9 @@ void acknowledge_fault(uintptr_t address) {
 }
 
 // Relaxed: figures that order nothing; the newest launch may not be in them yet.
-std::vector<uint64_t> read_executed(uintptr_t address) {
+std::vector<uint64_t> read_executed(uintptr_t address, int32_t max_rows) {
   const auto* counts = reinterpret_cast<const uint64_t*>(address);
-  std::vector<uint64_t> out(abi::kMaxRows + 1);
+  std::vector<uint64_t> out(static_cast<size_t>(max_rows) + 1);
   for (size_t i = 0; i < out.size(); ++i) out[i] = __atomic_load_n(counts + i, __ATOMIC_RELAXED);
   return out;
 }
@@ -58,7 +58,8 @@ void bind_decode_step(py::module_& m) {
   m.def("emulation_selftest", &emulation::selftest, py::arg("name"), py::arg("seed"));
   m.def("read_fault", &read_fault, py::arg("address"), "The completed FaultRecord at a host-visible address, or None");
   m.def("acknowledge_fault", &acknowledge_fault, py::arg("address"), "Lets the kernel that wrote the record trap");
-  m.def("read_executed", &read_executed, py::arg("address"), "Completed launches by rows, [kMaxRows + 1]");
+  m.def("read_executed", &read_executed, py::arg("address"), py::arg("max_rows") = abi::kMaxRows,
+        "Completed launches by rows, [max_rows + 1]");
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("decode_step_launch_cuda", &launch::decode_step_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
         py::call_guard<py::gil_scoped_release>());

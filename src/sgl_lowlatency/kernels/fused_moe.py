@@ -16,7 +16,7 @@ from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
 from sgl_lowlatency.kernels.fault import FusedMoeFault, describe_moe_fault
-from sgl_lowlatency.kernels.host_words import FAULT_BYTES, GROUP_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.host_words import FAULT_BYTES, GROUP_BYTES, HostWords, LaunchCounts, kernel_device
 from sgl_lowlatency.kernels.hyper_connection import HyperConnection, fill_streams
 from sgl_lowlatency.kernels.symmetric_workspace import MAX_RANKS, MappedWorkspaces
 
@@ -92,7 +92,7 @@ class FusedMoe:
     this kernel alone. intermediate and weights are then the rank's share (rank_intermediate), router and biases whole. All ranks launch the same
     rows in the same order; out is the sum over ranks, the same bits on each. A wait for a rank lasts half of deadline_s.
 
-    smem_limit: bytes of shared memory that a block is to stay within; with fewer the rings are shorter.
+    counts: launches of the layers that it was told to count. smem_limit: bytes of shared memory that a block is to stay within; with fewer the rings are shorter.
     """
 
     def __init__(
@@ -128,7 +128,8 @@ class FusedMoe:
         self._words = _C.moe_handover(self._geometry, max_rows).total_words
         self._workspace = torch.full((2 * self._words,), -1, dtype=torch.int32, device=self.device)  # abi::kUnwritten
         self._state = torch.zeros(_C.abi.kMoeStateBytes, dtype=torch.uint8, device=self.device)
-        self._host = HostWords(self.device, FAULT_BYTES + GROUP_BYTES)  # the fault record, whom it must tell
+        self._host = HostWords(self.device, FAULT_BYTES + GROUP_BYTES + (MAX_ROWS + 1) * 8)  # the fault record, whom it must tell, counts
+        self.counts = LaunchCounts(self._host.address + FAULT_BYTES + GROUP_BYTES, MAX_ROWS)
         if symmetric is not None:
             symmetric.name_in(self._host.address, self._host.address + FAULT_BYTES)
         self._deadline_ns, self._rank = int(deadline_s * 1e9), rank

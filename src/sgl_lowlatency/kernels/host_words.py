@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 
@@ -37,3 +38,19 @@ class HostWords:
         else:
             self._owner = torch.zeros(num_bytes, dtype=torch.uint8)
             self.address = self._owner.data_ptr()
+
+
+class LaunchCounts:
+    """Launches of the layers that are counted, by rows, up to max_rows: the kernel that closes one counts it at `address`, in (max_rows + 1) * 8 bytes of
+    host memory that it sees. One layer of a model counts its steps, replays of a graph too."""
+
+    def __init__(self, address: int, max_rows: int):
+        self._address, self._max_rows = address, max_rows
+
+    def count(self, layer: Any) -> None:
+        """From now on. layer: as the kernel prepared it."""
+        layer.params.executed_mirror = self._address
+
+    def executed(self) -> dict[int, int]:
+        """By rows. Orders nothing: the newest launch may not be in it yet."""
+        return {rows: count for rows, count in enumerate(_C.read_executed(self._address, self._max_rows)) if count}

@@ -11,7 +11,7 @@ from sgl_lowlatency.kernels import abi  # noqa: F401  first: raises with what to
 from sgl_lowlatency import _C
 from sgl_lowlatency.kernels.decode_step import EmulationOptions
 from sgl_lowlatency.kernels.decode_step_tensors import require_tensor
-from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, kernel_device
+from sgl_lowlatency.kernels.host_words import FAULT_BYTES, HostWords, LaunchCounts, kernel_device
 
 MAX_ROWS: int = _C.abi.kSliceMaxRows
 SCALE_BLOCK: int = _C.abi.kSliceScaleBlock  # rows and columns of an FP8 matrix that share a scale
@@ -23,6 +23,8 @@ class Slice(abc.ABC):
 
     sizes: of every layer. max_rows: of a launch, up to MAX_ROWS. grid: blocks, at most one an SM. deadline_s: of every wait in the kernel. Raises
     ValueError for sizes that do not fit, RuntimeError when the grid cannot be resident on the GPU.
+
+    counts: launches of the layers that it was told to count.
     """
 
     name: str  # of the kernel
@@ -52,7 +54,8 @@ class Slice(abc.ABC):
         self._words = max(self._handover(rows).total_words for rows in range(1, max_rows + 1))
         self._workspace = torch.full((2 * self._words,), -1, dtype=torch.int32, device=self.device)  # abi::kUnwritten
         self._state = torch.zeros(_C.abi.kMoeStateBytes, dtype=torch.uint8, device=self.device)
-        self._host = HostWords(self.device, self.host_bytes)
+        self._host = HostWords(self.device, self.host_bytes + (MAX_ROWS + 1) * 8)
+        self.counts = LaunchCounts(self._host.address + self.host_bytes, MAX_ROWS)
         self._deadline_ns, self._rank = int(deadline_s * 1e9), rank
         if self.device.type == "cuda":
             max_blocks = getattr(_C, f"{self.name}_max_blocks")

@@ -8,6 +8,7 @@ step, prefill and rows beyond the widths included, is SGLang's forward as it is.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,8 @@ class DeepseekV4Step:
     """layers: the model's, in order, with their slices, the same of every layer. widths: rows of the steps that are served. tokens_per_request: 1 in
     a server of plain decode; in a speculative one the tokens that a verify step has a request, and then it serves verify steps alone. bounds: of
     _FIGURES, of the check that the first step of each width makes before it may be captured. check: whether it is made. pool_reasons: why the
-    running forward's KV pool is not laid out as attention_in writes it. `running`: what the layers share of the forward at hand."""
+    running forward's KV pool is not laid out as attention_in writes it. `running`: what the layers share of the forward at hand. `issued`: steps by rows, of a graph the one that was captured; coverage
+    counts replays too, on the device, as long as the first of the slices is taken."""
 
     draft_sampler = None
 
@@ -76,10 +78,12 @@ class DeepseekV4Step:
             FaultWatch(kernel.fault, kernel.acknowledge_fault, describe=_DESCRIPTIONS[name]).start()
         if not check:
             logger.warning("SGL_LOWLATENCY_SELF_CHECK=0: %s serve without being compared to SGLang's launches", ", ".join(self._kernels))
-        self._issued: collections.Counter[int] = collections.Counter()
-        of = ", DeepSeek-V4.1: a graph's step counts when it is captured, not when it is replayed"
-        self.coverage = Coverage(lambda: dict(self._issued), DECODE if tokens_per_request == 1 else VERIFY, of=of, kernel=" + ".join(self._kernels))
-        self.coverage.start_reporting(config.get().log_coverage_s, False)
+        self.issued: collections.Counter[int] = collections.Counter()
+        name, last = next(iter(self._kernels)), layers[-1][1]  # a step is over with its last layer, and every slice that was built is taken in a server
+        self._kernels[name].counts.count(getattr(last, name)[1])
+        mode = DECODE if tokens_per_request == 1 else VERIFY
+        self.coverage = Coverage(self._kernels[name].counts.executed, mode, of=", DeepSeek-V4.1", kernel=" + ".join(self._kernels))
+        self.coverage.start_reporting(config.get().log_coverage_s, sglang_state.metrics_enabled())
 
     def take(self, names: Iterable[str]) -> None:
         """From the next step on `names` are ours, out of those that were built, and SGLang's launches the others. Each number of rows is checked
@@ -117,18 +121,34 @@ class DeepseekV4Step:
                 raise RuntimeError(f"{', '.join(self._kernels)}: {step.rows} rows are being captured before their self-check ran")
         if not self._checked and "attention_in" in run.taken and (reasons := list(self._pool_reasons(step.view.kv_pool.pool))):
             raise RuntimeError("attention_in cannot write SGLang's KV pool:\n  - " + "\n  - ".join(reasons))
-        if is_capturing or not sglang_state.capturing_graphs():
-            self._issued[step.rows] += 1
+        is_warm_up = sglang_state.capturing_graphs() and not is_capturing
+        self.issued[step.rows] += not is_warm_up
         run.is_on, run.is_checking, run.view, run.is_verify = True, wants_check, step.view, step.mode == "target_verify"
         try:
-            output = original(*args, **kwargs)
-            if wants_check:
-                self._judge(step.rows)
+            with self._counted(step.rows, is_warm_up, wants_check):
+                output = original(*args, **kwargs)
+                if wants_check:
+                    self._judge(step.rows)
             self._checked.add(step.rows)
             return output
         finally:
             run.is_on, run.is_checking, run.view = False, False, None
             run.figures.clear()
+
+    @contextlib.contextmanager
+    def _counted(self, rows: int, is_warm_up: bool, is_checking: bool) -> Iterator[None]:
+        """Of the launches in the body, the step's own counts, unless it serves nobody."""
+        if not is_checking:
+            if is_warm_up:
+                self.coverage.discount(rows, 1)
+            yield
+            return
+        with self.coverage.uncounted(rows):
+            yield
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        if not is_warm_up:
+            self.coverage.discount(rows, -1)
 
     def _judge(self, rows: int) -> None:
         misses, found = list(self._misses(rows)), []

@@ -56,13 +56,15 @@ def bench(monkeypatch):
     def forward(runner, within):
         if within is None:
             return SimpleNamespace(in_graph=True, logits=runner.backend._outputs["key"])
+        set_forward_context(ForwardContext(attn_backend=(backend := small.Backend())))
+        runner.token_to_kv_pool = backend.token_to_kv_pool
         with within:
             assert runner.decode_cuda_graph_runner is None, "launch by launch"
-            set_forward_context(ForwardContext(attn_backend=small.Backend()))
             return SimpleNamespace(in_graph=False, logits=runner.model.forward(*small.batch_of(2)))
 
     monkeypatch.setattr(sglang_runner, "decode", lambda runner, within=None, **case: forward(runner, within))
     monkeypatch.setattr(sglang_runner, "again", lambda runner, step, within=None: forward(runner, within))
+    monkeypatch.setattr(sglang_runner, "engram_history", lambda runner: None)  # the stand-in hashes nothing
     previous = set_forward_context(None)
     with small.one_gpu(), torch.no_grad():
         yield lambda slices=ALL: deepseek_step.Bench(Runner(), SimpleNamespace(slices=slices.replace("+", ","), groups=3, group_ms=1.0))
@@ -84,6 +86,7 @@ def test_an_arm_is_judged_on_the_experts_that_it_chose(bench, arm, monkeypatch):
     made = bench()
     found, problems = deepseek_step.judge(made, arm, 2, 9, 50)
     assert problems == [] and 0 < found["same_experts_distance"] < deepseek_step.NEAR / 2 and found["others_chosen"] == 0
+    assert len(found["kv_distances"]) == len(made.runner.model.model.layers) and 0 < max(found["kv_distances"]) < deepseek_step.KV_NEAR / 2
     assert len(found["router_distances"]) == len(made.runner.model.model.layers) and 0 < max(found["router_distances"]) < 0.1
     assert made.runner.decode_cuda_graph_runner is made.runner and "forward" not in made.runner.model.__dict__
     assert made.step.running.router_logits is None and all("forward" not in layer.mlp.gate.__dict__ for layer in made.runner.model.model.layers)
@@ -102,7 +105,10 @@ def test_a_wrong_step_is_far_on_the_same_experts(bench, arm, planted, monkeypatc
     monkeypatch.setattr("sgl_lowlatency.runtime.deepseek_v4_step.DeepseekV4Step._misses", lambda self, rows: [])
     found, problems = deepseek_step.judge(bench(arm), arm, 2, 9, 50)
     assert found["same_experts_distance"] > deepseek_step.NEAR
-    assert problems == [f"logits on the same experts differ by {found['same_experts_distance']:.3g} of their norm, more than 0.1"]
+    logits, keys = problems
+    assert logits.startswith("logits on the same experts differ by ") and logits.endswith(" of their norm, more than 0.1")
+    assert keys.startswith("KV rows of a layer on the same experts differ by ") and keys.endswith(" of their norm, more than 0.11")
+    assert max(found["kv_distances"]) > deepseek_step.KV_NEAR
 
 
 def test_an_arm_that_sglang_ran_is_not_judged(bench, monkeypatch):

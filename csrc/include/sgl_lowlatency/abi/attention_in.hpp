@@ -120,6 +120,7 @@ struct AttentionInParams {
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
   int32_t generation_words;  // a multiple of 4, at least attn_in_handover(geometry, rows, grid).total_words
   SliceState* state;
+  uint64_t* executed_mirror;  // [kSliceMaxRows + 1] host-visible copy of the state's counts, or null: this launch is not counted
   FaultRecord* fault;   // host-visible
 };
 static_assert(sizeof(AttentionInParams) <= 4096, "parameters of a launch");

@@ -123,8 +123,9 @@ struct MoeState {
   uint32_t exit_ticket[32];  // [0]: blocks that finished; the last one closes the launch
   uint32_t launches[32];     // [0]: launches that are over
   int32_t used_words[32];    // [2]: of a generation, from its begin, that are not known to be clear
+  uint64_t executed[kMoeMaxRows + 1];  // completed launches by rows, of those that are counted
 };
-static_assert(sizeof(MoeState) == 384, "counters keep their lines");
+static_assert(offsetof(MoeState, executed) == 384, "counters keep their lines");
 
 // What the routing leaves in shared memory, beside the lists.
 struct MoeBlockState {
@@ -223,6 +224,7 @@ struct FusedMoeParams {
   uint32_t* workspace;  // two generations of generation_words, all bits set before the first launch
   int32_t generation_words;  // a multiple of 4, at least moe_used_words of geometry and rows
   MoeState* state;
+  uint64_t* executed_mirror;  // [kMoeMaxRows + 1] host-visible copy of the state's counts, or null: this launch is not counted
   FaultRecord* fault;  // host-visible
 };
 static_assert(sizeof(FusedMoeParams) <= 4096, "parameters of a launch");

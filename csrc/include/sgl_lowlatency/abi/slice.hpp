@@ -74,5 +74,6 @@ SGL_ABI_FUNCTION SliceSmem slice_smem(int32_t rows, int32_t panel_k, bool has_sc
 
 // State in device memory that outlives a launch, zero before the first one: as fused_moe's.
 using SliceState = MoeState;
+static_assert(kSliceMaxRows == kMoeMaxRows, "counts of every number of rows");
 
 }  // namespace sgl_lowlatency::abi

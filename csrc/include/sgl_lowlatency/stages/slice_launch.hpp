@@ -1,5 +1,6 @@
 // How a slice's launch begins, hands on its generation, and ends. Params: a slice's parameters.
 #pragma once
+#include "sgl_lowlatency/stages/launch_count.hpp"
 #include "sgl_lowlatency/stages/slice_state.hpp"
 
 namespace sgl_lowlatency::stages {
@@ -66,6 +67,7 @@ SGL_DEVICE bool close_slice(const Params& p, int32_t generation, int32_t used_wo
   dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
   dialect::store_plain(p.state->used_words + generation, used_words);
   dialect::store_plain(p.state->used_words + (1 - generation), 0);
+  count_launch(p);
   return true;
 }
 

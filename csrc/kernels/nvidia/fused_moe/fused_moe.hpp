@@ -23,6 +23,7 @@
 #include "sgl_lowlatency/stages/fused_moe_ranks.hpp"
 #include "sgl_lowlatency/stages/fused_moe_ring.hpp"
 #include "sgl_lowlatency/stages/fused_moe_routing.hpp"
+#include "sgl_lowlatency/stages/launch_count.hpp"
 
 namespace sgl_lowlatency::kernels {
 
@@ -37,6 +38,7 @@ SGL_DEVICE void close_moe(const Params& p, int32_t generation) {
   dialect::store_plain(p.state->launches, dialect::load_plain(p.state->launches) + 1u);
   dialect::store_plain(p.state->used_words + generation, abi::moe_used_words(abi::moe_handover(p.geometry, p.rows), has_post(p)));
   dialect::store_plain(p.state->used_words + (1 - generation), 0);
+  count_launch(p);
   end_parity(p);
 }
 
