@@ -181,6 +181,9 @@ class Pool:
     def get_swa_key_page_size(self):
         return PAGE
 
+    def translate_loc_from_full_to_swa(self, slots):
+        return slots
+
     def set_swa_key_buffer_radix_fused_norm_rope(self, layer_id, swa_loc, kv, kv_weight, eps, freqs_cis, positions):
         fused_k_norm_rope_flashmla(kv, kv_weight, eps, freqs_cis, positions, swa_loc, self.pages[layer_id], PAGE, "v4")
 

@@ -177,11 +177,11 @@ class Bench:
         before = self.step.issued[rows]
         with dispatched(runner.model, self.step):
             kept = same_experts.kept_logits(layers, self.step.running)
-            ours = sglang_runner.decode(runner, **case, within=_launch_by_launch(runner, ids, kept, found, states))
+            ours = sglang_runner.decode(runner, **case, within=lambda batch: _launch_by_launch(runner, batch, ids, kept, found, states))
         if self.step.issued[rows] != before + 1:
             raise RuntimeError(f"SGLang's own forward ran in place of {arm}: {dict(self.step.coverage.counts().fallbacks)}")
         given = same_experts.given_logits(layers, found[0])
-        theirs = sglang_runner.again(runner, ours, within=_launch_by_launch(runner, ids, given, found, states))
+        theirs = sglang_runner.again(runner, ours, within=lambda batch: _launch_by_launch(runner, batch, ids, given, found, states))
         moved, routers = same_experts.others_chosen(layers, found[1], found[0]), same_experts.router_distances(found[1], found[0])
         near, (keys, problems) = distance(ours.logits, theirs.logits), kv_rows.compared(states[0], states[1], states[3], rows)
         for what, value, limit in (("logits", near, NEAR), ("KV rows of a layer", max(keys, default=0.0), KV_NEAR)):
@@ -225,8 +225,10 @@ def repeat_problems(distance_to_itself: float) -> list[str]:
 
 
 @contextlib.contextmanager
-def _launch_by_launch(runner: Any, layer_ids: Sequence[int], within: Any, entered: list, states: list) -> Iterator[None]:
-    """Without graphs, inside `within`; what that yields goes to `entered`, what is cached before and behind the body to `states`."""
+def _launch_by_launch(runner: Any, batch: Any, layer_ids: Sequence[int], within: Any, entered: list, states: list) -> Iterator[None]:
+    """Without graphs, inside `within`; what that yields goes to `entered`, what is cached before and behind the body to `states`. The slots of the
+    batch's keys are made to hold no row that it may write."""
+    kv_rows.invert(runner, layer_ids, batch)
     states.append(kv_rows.state_of(runner, layer_ids))
     with sglang_runner.without_graphs(runner), within as found:
         entered.append(found)

@@ -29,6 +29,17 @@ def state_of(runner: Any, layer_ids: Sequence[int]) -> State:
     return State(keys, None if history is None else history.clone())
 
 
+def invert(runner: Any, layer_ids: Sequence[int], batch: Any) -> None:
+    """Every bit of the slots, in all layers, that the step of `batch` is to write: an earlier run of the step may have left there what this one writes."""
+    pool = runner.token_to_kv_pool
+    slots, size = pool.translate_loc_from_full_to_swa(batch.out_cache_loc).tolist(), pool.get_swa_key_page_size()
+    for i in layer_ids:
+        pages = pool.get_swa_key_buffer_radix(i).view(torch.uint8)
+        for page, at in (divmod(slot, size) for slot in slots):
+            for first, width in ((at * KV_DATA_BYTES, KV_DATA_BYTES), (size * KV_DATA_BYTES + at * KV_SCALE_BYTES, KV_SCALE_BYTES)):
+                pages[page, first : first + width] ^= 0xFF
+
+
 def written_slots(before: KvPages, after: KvPages) -> torch.Tensor:
     """Slots, int64, of which a byte changed."""
     size, changed = before.page_size, before.pages != after.pages

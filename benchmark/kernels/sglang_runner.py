@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -67,7 +67,10 @@ class Step:
     history: torch.Tensor | None = None
 
 
-def decode(runner: Any, *, rows: int, context: int, vocab: int, within: contextlib.AbstractContextManager | None = None) -> Step:
+Within = Callable[[Any], contextlib.AbstractContextManager]  # of the ForwardBatch that is about to run
+
+
+def decode(runner: Any, *, rows: int, context: int, vocab: int, within: Within | None = None) -> Step:
     """Prefills `rows` random prompts and runs the decode step at which each has `context` tokens with the new one.
 
     Everything cached before is dropped. Replaying the step's graph again computes and writes the same once more, but for a model with Engram layers,
@@ -89,7 +92,7 @@ def decode(runner: Any, *, rows: int, context: int, vocab: int, within: contextl
     return dataclasses.replace(_forward(runner, prompts, scheduled, within), history=before)
 
 
-def again(runner: Any, step: Step, within: contextlib.AbstractContextManager | None = None) -> Step:
+def again(runner: Any, step: Step, within: Within | None = None) -> Step:
     """`step` once more: of the same tokens and slots, behind the same prefill. A second prefill would not do to compare two ways to run a step: that of
     random weights does not always choose the same token. The tokens that Engram layers hash, which every decode step moves on, are those in front of
     `step` again."""
@@ -105,11 +108,11 @@ def engram_history(runner: Any) -> torch.Tensor | None:
 
 
 @torch.no_grad()
-def _forward(runner: Any, prompts: list[list[int]], scheduled: Any, within: contextlib.AbstractContextManager | None) -> Step:
+def _forward(runner: Any, prompts: list[list[int]], scheduled: Any, within: Within | None) -> Step:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
     batch = ForwardBatch.init_new(scheduled, runner, return_hidden_states_before_norm=False)
-    with within or contextlib.nullcontext():
+    with contextlib.nullcontext() if within is None else within(batch):
         output = runner.forward(batch)
     logits = output.logits_output.next_token_logits
     return Step(prompts, scheduled.input_ids.clone(), logits.clone(), batch, scheduled, bool(output.can_run_graph))

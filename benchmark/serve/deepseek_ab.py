@@ -2,7 +2,7 @@
 what is accepted, what does a step take?
 
     python3 -m benchmark.serve.deepseek_ab --model FOLDER --out OUT [--work WORK] [--commit HASH] [--deadline 560] [--batches 1,2,4]
-        [--block-size 5] [--turns off,on,off] [--plugin dsv41_stream] [--no-draft] [--dry-run]
+        [--block-size 5] [--turns off,on,off] [--plugin dsv41_stream] [--period 64] [--no-draft] [--dry-run]
 
 Two such models do not fit one GPU, so a turn is one server: started, asked, stopped. Every turn is asked the same. First, runs whose drafts are
 recorded in either arm alike (draft_record.py), greedy and sampled, each from a fixed seed: served tokens, the drafts of every step and what was
@@ -10,7 +10,9 @@ accepted of them are compared with the first turn's of the other arm (draft_comp
 tells whether it repeats itself. Then steps are timed, nothing recorded: slopes between a short and a long greedy generation.
 
 A turn with the plugin whose log does not show what --expect names, or whose recorded drafts are not the plugin's, is a problem, and so is every
-difference that rounding does not explain, by request, step, row and draft. FOLDER, what loads its weights (--plugin names its entry point) and
+difference that rounding does not explain, by request, step, row and draft. Texts of random weights part within a few tokens wherever two ways to
+round differ, and SGLang's own part from server to server where it has several requests. With --period N the LM head forces the text and drafts
+foresee it (forced_head.py): then every token and draft is known, both arms do equal work, and drafts are accepted. FOLDER, what loads its weights (--plugin names its entry point) and
 SGLang's environment are the caller's. With --no-draft the server decodes plainly, and tokens and steps are compared. A turn that what is left of
 --deadline cannot hold is left out, and said to be. Writes OUT/NAME.json after every turn. Exit status 0 if there were two arms and no problem.
 """
@@ -28,12 +30,13 @@ import sys
 import time
 from pathlib import Path
 
-from benchmark import random_weights
+from benchmark import forced_head, forced_text, random_weights
 from benchmark.common import deadline
 from benchmark.common.parts import Parts
 from benchmark.serve import coverage, draft_compare, draft_record, server, startup
 from benchmark.serve.client import Client, greedy, random_prompt
 from benchmark.serve.draft_compare import Answer
+from benchmark.serve.tokens import first_difference
 from benchmark.serve.turns import ARMS, Timing, Turn, compared, rows_of, table
 from sgl_lowlatency.bench import provenance
 from sgl_lowlatency.bench.results import Results
@@ -41,7 +44,7 @@ from sgl_lowlatency.bench.results import Results
 MODES = ("greedy", "sampled")
 OUR_PLUGIN = "nvidia_megakernel"
 NOTES = (
-    "Random weights: greedy drafts are accepted about as often as any token is guessed, so an accept length of 1.0 is expected and says nothing of "
+    "Random weights: without a period greedy drafts are accepted about as often as any token is guessed, so an accept length of 1.0 is expected and says nothing of "
     "trained drafts; sampled ones are accepted where both distributions are wide. Acceptance of the recorded runs is seeded by the recorder, since "
     "SGLang ignores sampling_seed there. Arms are servers one after the other, not side by side."
 )
@@ -72,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--modes", default=",".join(MODES), help="of the recorded runs")
     parser.add_argument("--expect", choices=(*EVIDENCE, "both"), default=None, help="of the plugin (default: draft_sampler; step with --no-draft)")
     parser.add_argument("--plugin", action="append", default=[], help="another entry point that both arms must load, repeatable")
+    parser.add_argument("--period", type=int, default=None, help="force the text, which repeats after so many tokens (default: it is not forced)")
     parser.add_argument("--context", type=int, default=512, help="prompt tokens of a request")
     parser.add_argument("--compare-tokens", type=int, default=64, help="new tokens of a recorded request")
     parser.add_argument("--temperature", type=float, default=1.0, help="of sampled requests")
@@ -92,6 +96,8 @@ def parse() -> argparse.Namespace:
     if not 0 < args.short < args.long or args.repeats < 1 or args.block_size < 1 or min(args.batches) < 1 or args.compare_tokens < 2:
         parser.error("--short is less than --long; --repeats, --block-size and --batches are at least 1, --compare-tokens at least 2")
     args.vocab = vocabulary(args.model)
+    if args.period is not None and not 2 <= args.period <= args.vocab // 4:
+        parser.error(f"--period {args.period} is outside 2..{args.vocab // 4}, a quarter of the vocabulary")
     return args
 
 
@@ -119,7 +125,8 @@ def server_arguments(args) -> list[str]:
 
 def plugins(args, arm: str) -> list[str]:
     """Entry points that a turn must load."""
-    return [*args.plugin, *([] if args.no_draft else [draft_record.NAME]), *([OUR_PLUGIN] if arm == "on" else [])]
+    ours = [*([] if args.no_draft else [draft_record.NAME]), *([] if args.period is None else [forced_head.NAME])]
+    return [*args.plugin, *ours, *([OUR_PLUGIN] if arm == "on" else [])]
 
 
 def missing_plugins(args, env: dict[str, str]) -> list[str]:
@@ -137,6 +144,9 @@ def environment(args, record: Path, environ: dict[str, str]) -> dict[str, str]:
     path = [random_weights.install_hook(args.work / "hook"), *filter(None, [environ.get("PYTHONPATH")])]
     if not args.no_draft:
         path.insert(0, draft_record.install(args.work / "record-hook"))
+    if args.period is not None:
+        path.insert(0, forced_head.install(args.work / "forced-hook"))
+        made[forced_head.PERIOD] = str(args.period)
     made["PYTHONPATH"] = os.pathsep.join(path)
     if allowed := environ.get("SGLANG_PLUGINS"):
         needed = [*allowed.split(","), "benchmark_random_weights", *plugins(args, "on")]
@@ -167,7 +177,19 @@ def log_problems(log: str, args, arm: str) -> list[str]:
 def prompts_of(batch: int, args) -> list[list[int]]:
     """The same in every turn; ids at the vocabulary's end, which have meanings, are not among them."""
     vocab = args.vocab - (1000 if args.vocab > 10000 else 0)
-    return [random_prompt(args.context, vocab=vocab, seed=1000 * batch + request) for request in range(batch)]
+    prompts = [random_prompt(args.context, vocab=vocab, seed=1000 * batch + request) for request in range(batch)]
+    if args.period is None:
+        return prompts
+    firsts = [max(prompt[0], args.period) for prompt in prompts]  # ids of the first group have meanings too
+    return [[first, *forced_text.text(first, args.context - 1, vocab=args.vocab, period=args.period)] for first in firsts]
+
+
+def forced_problems(prompt: list[int], ids: list[int], args) -> list[str]:
+    """Where a reply is not the text that follows its prompt; none where no text is forced."""
+    if args.period is None:
+        return []
+    part = first_difference(ids, forced_text.text(prompt[-1], len(ids), vocab=args.vocab, period=args.period))
+    return [] if part is None else [f"the forced text is left at token {part}"]
 
 
 def recorded(client: Client, record: Path, batch: int, mode: str, args) -> list[Answer]:
@@ -195,6 +217,8 @@ def ask(one: server.Server, turn: Turn, record: Path, args) -> None:
             if args.no_draft:
                 continue
             problems = list(draft_compare.accept_problems(answers, greedy=mode == "greedy"))
+            for number, (prompt, answer) in enumerate(zip(prompts_of(batch, args), answers, strict=True)):
+                problems += [f"request {number}: {problem}" for problem in forced_problems(prompt, answer.reply.ids, args)]
             made = draft_compare.makers(answers)
             if turn.arm == "on" and args.expect != "step" and set(made) != {draft_record.PLUGIN}:
                 problems.append(f"drafts were made by {made}")
@@ -206,6 +230,8 @@ def ask(one: server.Server, turn: Turn, record: Path, args) -> None:
         for _ in range(args.repeats):
             timed = [one.client.timed_replies(prompts, count) for count in (args.short, args.long)]
             timings.append(Timing.of(*timed, drafts=not args.no_draft))
+            for number, (prompt, reply) in enumerate(zip(prompts, timed[1][1], strict=True)):
+                turn.problems += [f"{turn.name}, batch {batch}, timed: request {number}: {problem}" for problem in forced_problems(prompt, reply.ids, args)]
         deadline.say(f"{turn.name}, batch {batch}: ms a step", [round(timing.step_ms, 4) for timing in timings])
         if args.device == "cuda" and min(timing.step_ms for timing in timings) <= 0:  # on a CPU that others use nothing is made of them
             turn.problems.append(f"{turn.name}, batch {batch}: a long generation took no longer than a short one")

@@ -196,3 +196,33 @@ def test_verify_steps_that_sglang_did_not_count():
         deepseek_ab.Timing.of((1.0, [one]), (2.0, [one]), drafts=True)
 
 
+
+
+def test_a_forced_text_is_known(run):
+    """The servers' texts count up, as those of a long period do."""
+    status, content = run("--period", "5000", "--turns", "off,on")
+    assert (status, content["problems"]) == (0, [])
+    status, content = run("--period", "5000", "--turns", "off,on", "--batches", "1", "--modes", "greedy", texts_part=True)
+    assert status == 1 and content["problems"][:3] == [
+        "2-on, batch 1, greedy: request 0: the forced text is left at token 5",
+        "2-on, batch 1, timed: request 0: the forced text is left at token 159",
+        "2-on, batch 1, timed: request 0: the forced text is left at token 159",
+    ]
+
+
+def test_a_forced_text_has_forced_prompts_and_its_hook(monkeypatch, tmp_path):
+    args = arguments(monkeypatch, tmp_path, "--period", "10", "--context", "25", "--plugin", "dsv41_stream")
+    for prompt in deepseek_ab.prompts_of(2, args):
+        assert len(prompt) == 25 and prompt[0] >= 10
+        assert all(b == a + 1 or (b, a % 10) == (a - 9, 9) for a, b in zip(prompt, prompt[1:]))
+    made = deepseek_ab.environment(args, tmp_path / "x.jsonl", {"SGLANG_PLUGINS": "dsv41_stream"})
+    assert made["BENCHMARK_FORCED_PERIOD"] == "10" and "benchmark_forced_head" in made["SGLANG_PLUGINS"].split(",")
+    assert deepseek_ab.missing_plugins(arguments(monkeypatch, tmp_path, "--period", "10", "--turns", "off"), made) == []
+    assert "BENCHMARK_FORCED_PERIOD" not in deepseek_ab.environment(arguments(monkeypatch, tmp_path), tmp_path / "x.jsonl", {})
+
+
+@pytest.mark.parametrize("period", ["1", "26"])
+def test_a_period_that_is_none_is_refused(monkeypatch, tmp_path, capsys, period):
+    with pytest.raises(SystemExit):
+        arguments(monkeypatch, tmp_path, "--period", period)
+    assert f"--period {period} is outside 2..25, a quarter of the vocabulary" in capsys.readouterr().err

@@ -58,9 +58,10 @@ def bench(monkeypatch):
             return SimpleNamespace(in_graph=True, logits=runner.backend._outputs["key"])
         set_forward_context(ForwardContext(attn_backend=(backend := small.Backend())))
         runner.token_to_kv_pool = backend.token_to_kv_pool
-        with within:
+        arguments = small.batch_of(2)
+        with within(arguments[2]):
             assert runner.decode_cuda_graph_runner is None, "launch by launch"
-            return SimpleNamespace(in_graph=False, logits=runner.model.forward(*small.batch_of(2)))
+            return SimpleNamespace(in_graph=False, logits=runner.model.forward(*arguments))
 
     monkeypatch.setattr(sglang_runner, "decode", lambda runner, within=None, **case: forward(runner, within))
     monkeypatch.setattr(sglang_runner, "again", lambda runner, step, within=None: forward(runner, within))

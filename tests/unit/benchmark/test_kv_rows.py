@@ -13,7 +13,9 @@ BYTES = 576
 
 
 def pool(*layers):
-    return SimpleNamespace(get_swa_key_buffer_radix=lambda i: layers[i], get_swa_key_page_size=lambda: SIZE)
+    return SimpleNamespace(
+        get_swa_key_buffer_radix=lambda i: layers[i], get_swa_key_page_size=lambda: SIZE, translate_loc_from_full_to_swa=lambda slots: slots + 2
+    )
 
 
 class Runner:
@@ -41,6 +43,16 @@ def test_rows_of_the_same_slots_are_compared():
     assert kv_rows.compared(before, ours, theirs.state(), 2) == ([0.0], [])
     (far,), problems = kv_rows.compared(before, ours, theirs.write(5, 16).state(), 2)
     assert 0.1 < far < 10 and problems == []
+
+
+def test_a_row_that_is_there_already_counts_as_written():
+    runner = Runner().write(5, 8).write(6, 9)
+    kept = runner.state()
+    kv_rows.invert(runner, [0], SimpleNamespace(out_cache_loc=torch.tensor([3])))
+    before = runner.state()
+    assert kv_rows.written_slots(kept.keys[0], before.keys[0]).tolist() == [5]
+    assert kv_rows.compared(before, before, kept, 1)[1] == ["layer 0: keys of slots [] were written, SGLang writes [5], of 1 rows"]
+    assert kv_rows.compared(before, runner.write(5, 8).state(), kept, 1) == ([0.0], [])
 
 
 def test_a_scale_alone_makes_a_slot_written():
