@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 
 PREFIX = "SGL_LOWLATENCY_"
+DEEPSEEK_SLICES = ("attention_in", "attention_out", "moe")  # in a layer's order
 MAX_PLANTED = 45  # the last value of dialect::Planted (csrc/include/sgl_lowlatency/dialect/planted.hpp)
 
 
@@ -28,8 +29,8 @@ class Config:
         for a host-only build. None when unset: every architecture that the installed nvcc can compile.
     draft_sampler: SGL_LOWLATENCY_DRAFT_SAMPLER, 0 or 1 (default 0). 1 takes the proposals of DSPARK drafts, dense ones and
         DeepSeek-V4.1's, from draft_sampler.
-    deepseek_slices: SGL_LOWLATENCY_DEEPSEEK_SLICES, a comma list out of attention_in, attention_out, moe: what of a layer of DeepSeek-V4.1
-        is ours. () when unset: nothing.
+    deepseek_slices: SGL_LOWLATENCY_DEEPSEEK_SLICES, a comma list out of attention_in, attention_out, moe, or "none": what of a layer of
+        DeepSeek-V4.1 is ours. All of them when unset.
     planted: SGL_LOWLATENCY_PLANTED, read at build time: the number of a bug (dialect::Planted) compiled into every
         kernel, so that a gate can be seen to fail. 0, the default, plants none.
     """
@@ -39,7 +40,7 @@ class Config:
     log_coverage_s: float = 0.0
     cuda_archs: tuple[str, ...] | None = None
     draft_sampler: bool = False
-    deepseek_slices: tuple[str, ...] = ()
+    deepseek_slices: tuple[str, ...] = DEEPSEEK_SLICES
     planted: int = 0
 
 
@@ -62,9 +63,6 @@ def _seconds(name: str, value: str) -> float:
 CUDA_ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 
 
-DEEPSEEK_SLICES = ("attention_in", "attention_out", "moe")  # in a layer's order
-
-
 def _list(name: str, value: str, known: tuple[str, ...], otherwise: str = "") -> tuple[str, ...]:
     """The items of a comma list, in the order of `known`. otherwise: what else the value may be, in words."""
     items = [item.strip() for item in value.split(",")]
@@ -79,7 +77,7 @@ def _archs(name: str, value: str) -> tuple[str, ...]:
 
 
 def _slices(name: str, value: str) -> tuple[str, ...]:
-    return _list(name, value, DEEPSEEK_SLICES)
+    return () if value == "none" else _list(name, value, DEEPSEEK_SLICES, ", nor is the value 'none'")
 
 
 def _planted(name: str, value: str) -> int:

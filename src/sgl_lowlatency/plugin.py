@@ -20,7 +20,7 @@ NVIDIA_DRAFT_SPECS = {
     "DSparkDraftModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
     "Qwen3DSparkModel": "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC",
 }
-# What SGL_LOWLATENCY_DEEPSEEK_SLICES puts in a draft spec's place: the target's own steps, as far as it names slices of them.
+# In the place of DeepSeek-V4's there, unless SGL_LOWLATENCY_DEEPSEEK_SLICES is "none": the target's own steps.
 DEEPSEEK_V4_STEP_SPEC = "sgl_lowlatency.specs.nvidia.deepseek_v4:DEEPSEEK_V4_SPEC"
 AMD_SPECS = {
     "Qwen3ForCausalLM": "sgl_lowlatency.specs.amd.qwen3:QWEN3_SPEC",

@@ -254,7 +254,7 @@ def switch(monkeypatch):
     config.get.cache_clear()
 
 
-NOTHING_ELSE = "whose proposals are all that there is of DeepSeek-V4 without SGL_LOWLATENCY_DEEPSEEK_SLICES"
+NOTHING_ELSE = "whose proposals are all that there is of DeepSeek-V4 with SGL_LOWLATENCY_DEEPSEEK_SLICES=none"
 
 
 def test_a_target_is_served_for_its_drafts_proposals_alone(switch, monkeypatch):
@@ -271,7 +271,7 @@ def test_a_target_is_served_for_its_drafts_proposals_alone(switch, monkeypatch):
     switch("0")
     assert reasons(dspark, V41) == [
         "SGL_LOWLATENCY_DRAFT_SAMPLER is not 1: a draft's proposals are draft_sampler's on request alone, "
-        "and so are slices of DeepSeek-V4.1's own layers, by SGL_LOWLATENCY_DEEPSEEK_SLICES"
+        "and SGL_LOWLATENCY_DEEPSEEK_SLICES is none: nothing would be ours"
     ]
     built = spec.build(None, None, None)
     assert (spec.max_rows, built.widths, built.draft_sampler, built.plan(None, None)) == (0, (), None, None)

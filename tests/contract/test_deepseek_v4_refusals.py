@@ -48,9 +48,15 @@ def test_a_plain_server_is_served(reasons, slices):
 
 
 def test_without_a_slice_the_variable_is_named(reasons):
-    assert reasons(slices=None) == [
-        "SGL_LOWLATENCY_DEEPSEEK_SLICES names none of attention_in, attention_out, moe: a layer's slices are ours on request alone"
+    assert reasons(slices="none") == [
+        "SGL_LOWLATENCY_DEEPSEEK_SLICES=none leaves every layer to SGLang: unset it, or name attention_in, attention_out or moe"
     ]
+
+
+def test_all_slices_are_the_default(reasons, monkeypatch):
+    monkeypatch.delenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", raising=False)
+    assert reasons(slices=None) == []
+    assert len(reasons(slices=None, model={"n_routed_experts": 400, "q_lora_rank": 1536})) == 2
 
 
 def test_a_slice_that_is_not_ours_asks_nothing(reasons):
@@ -94,10 +100,11 @@ def test_a_bad_variable_is_the_reason(monkeypatch):
     assert "SGL_LOWLATENCY_EMULATE" in reason
 
 
-def test_no_server_gets_it_that_does_not_ask(monkeypatch):
-    """As long as it makes no step faster."""
+def test_every_server_gets_it_that_does_not_decline(monkeypatch):
     ours = "sgl_lowlatency.specs.nvidia.deepseek_v4:DEEPSEEK_V4_SPEC"
-    assert ours not in plugin.nvidia_specs().values()
-    monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "moe")
-    config.get.cache_clear()
-    assert [architecture for architecture, path in plugin.nvidia_specs().items() if path == ours] == ["DeepseekV4ForCausalLM"]
+    for slices, found in ((None, ["DeepseekV4ForCausalLM"]), ("moe", ["DeepseekV4ForCausalLM"]), ("none", [])):
+        monkeypatch.delenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", raising=False)
+        if slices is not None:
+            monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", slices)
+        config.get.cache_clear()
+        assert [architecture for architecture, path in plugin.nvidia_specs().items() if path == ours] == found

@@ -45,9 +45,19 @@ def test_the_bundled_draft_is_accepted_on_hopper(resolve, folder):
     assert cfg.cuda_graph_config.decode.backend == "full"
 
 
+@pytest.mark.parametrize("arguments", [DSPARK, ["--skip-tokenizer-init", "--cuda-graph-max-bs-decode", "4"]])
+@pytest.mark.parametrize("draft_sampler", ["0", "1"])
+def test_the_flag_alone_is_enough(refusals, folder, monkeypatch, arguments, draft_sampler):
+    monkeypatch.setenv("SGL_LOWLATENCY_DRAFT_SAMPLER", draft_sampler)
+    config.get.cache_clear()
+    assert refusals(["--model-path", folder, *arguments]) == []
+
+
 def test_what_leaves_nothing_to_propose_is_refused(refusals, folder, monkeypatch):
+    monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "none")
+    config.get.cache_clear()
     plain = refusals(["--model-path", folder, "--skip-tokenizer-init"])
-    assert plain == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4 without SGL_LOWLATENCY_DEEPSEEK_SLICES"]
+    assert plain == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4 with SGL_LOWLATENCY_DEEPSEEK_SLICES=none"]
     monkeypatch.setenv("SGL_LOWLATENCY_DRAFT_SAMPLER", "0")
     config.get.cache_clear()
     assert any("SGL_LOWLATENCY_DRAFT_SAMPLER is not 1" in line for line in refusals(["--model-path", folder, *DSPARK]))

@@ -7,7 +7,8 @@ from sgl_lowlatency import config
 
 def test_defaults():
     assert config.parse({"PATH": "/bin"}) == config.Config(
-        self_check=True, emulate=False, log_coverage_s=0.0, cuda_archs=None, draft_sampler=False, deepseek_slices=(), planted=0
+        self_check=True, emulate=False, log_coverage_s=0.0, cuda_archs=None, draft_sampler=False,
+        deepseek_slices=("attention_in", "attention_out", "moe"), planted=0,
     )
 
 
@@ -28,6 +29,10 @@ def test_every_variable():
     )
 
 
+def test_no_slices():
+    assert config.parse({"SGL_LOWLATENCY_DEEPSEEK_SLICES": "none"}).deepseek_slices == ()
+
+
 def test_no_cuda_archs():
     assert config.parse({"SGL_LOWLATENCY_CUDA_ARCHS": "none"}).cuda_archs == ()
 
@@ -46,7 +51,7 @@ def test_no_cuda_archs():
         ("DRAFT_SAMPLER", "on", "is not 0 or 1"),
         ("DEEPSEEK_SLICES", "attention", "'attention' is not one of attention_in, attention_out, moe"),
         ("DEEPSEEK_SLICES", "", "'' is not one of attention_in, attention_out, moe"),
-        ("DEEPSEEK_SLICES", "1", "'1' is not one of attention_in, attention_out, moe"),
+        ("DEEPSEEK_SLICES", "1", "'1' is not one of attention_in, attention_out, moe, nor is the value 'none'"),
     ],
 )
 def test_a_bad_value_raises_and_names_the_variable(name, value, message):

@@ -43,7 +43,7 @@ def test_nvidia_registers_paths(registered, emulated):
         ("Qwen2ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN2_SPEC"),
         ("Qwen3ForCausalLM", "sgl_lowlatency.specs.nvidia.dense:QWEN3_SPEC"),
         ("Qwen3MoeForCausalLM", "sgl_lowlatency.specs.nvidia.qwen3_moe:QWEN3_MOE_SPEC"),
-        ("DeepseekV4ForCausalLM", "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_TARGET_SPEC"),
+        ("DeepseekV4ForCausalLM", "sgl_lowlatency.specs.nvidia.deepseek_v4:DEEPSEEK_V4_SPEC"),
         ("DeepseekV4ForCausalLMDSpark", "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_DSPARK_SPEC"),
         ("DSparkDraftModel", "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC"),
         ("Qwen3DSparkModel", "sgl_lowlatency.specs.nvidia.dspark:DSPARK_DRAFT_SPEC"),
@@ -57,10 +57,11 @@ def test_emulation_is_installed_on_request_only(registered, emulated, monkeypatc
     assert len(registered) == 8 and emulated == [1]
 
 
-def test_slices_of_a_layer_bring_the_step_of_deepseek(registered, emulated, monkeypatch):
-    monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "attention_out")
+def test_without_slices_of_a_layer_deepseek_has_its_drafts_proposals_alone(registered, emulated, monkeypatch):
+    monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "none")
     plugin.register_nvidia()
-    assert len(registered) == 8 and dict(registered)["DeepseekV4ForCausalLM"] == "sgl_lowlatency.specs.nvidia.deepseek_v4:DEEPSEEK_V4_SPEC"
+    assert len(registered) == 8
+    assert dict(registered)["DeepseekV4ForCausalLM"] == "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_TARGET_SPEC"
     assert dict(registered)["DeepseekV4ForCausalLMDSpark"] == "sgl_lowlatency.specs.nvidia.deepseek_v4_dspark:DEEPSEEK_V4_DSPARK_SPEC"
 
 

@@ -1,6 +1,5 @@
-"""The spec of DeepSeek-V4.1 on NVIDIA with steps of the target: on sm_90 and one GPU, for the slices of a layer that are named by
-SGL_LOWLATENCY_DEEPSEEK_SLICES, which puts it in the place of deepseek_v4_dspark's (plugin.py). No server has run it: it is there to be measured.
-Without the variable nobody gets it.
+"""The spec of DeepSeek-V4.1 on NVIDIA with steps of the target, on sm_90 and one GPU: slices of every layer, all of them unless
+SGL_LOWLATENCY_DEEPSEEK_SLICES names fewer. With "none" deepseek_v4_dspark's stands in its place (plugin.py).
 
 - isas: only on sm_90 SGLang holds experts as fused_moe reads them, and keys in the V4 layout; tp_sizes: attention_out and
   fused_moe can add sums over ranks (kernels/parallel_attention_out.py, kernels/fused_moe.py), which nothing here asks them for yet.
@@ -47,7 +46,7 @@ from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step
 logger = logging.getLogger(__name__)
 
 MAX_ROWS = min(MOE_ROWS, ATTENTION_ROWS)
-UNPROVEN = "answers with these slices of DeepSeek-V4.1's layers have not been shown to be SGLang's: for measurements; compare to a server without"
+OTHERWISE = "SGL_LOWLATENCY_DEEPSEEK_SLICES names fewer, or none"
 BOUNDS = {
     "attention_in.x": 0.01, "attention_in.q_lora": 0.1, "attention_in.q": 0.12, "attention_in.q_rope": 0.13, "attention_in.kv": 0.12,
     "attention_in.kv_rope": 0.12, "attention_out.coefficients": 1e-3, "attention_out.streams": 0.08, "attention_out.out": 0.08,
@@ -55,7 +54,7 @@ BOUNDS = {
 }  # fmt: skip
 # (server argument, values that are served, why the others are not), as in guard/config.py.
 SERVER_ARGUMENTS = (("speculative_algorithm", (None, "DSPARK"), "nobody has tested its verify steps with slices of DeepSeek-V4.1"),)
-NO_SLICES = "SGL_LOWLATENCY_DEEPSEEK_SLICES names none of attention_in, attention_out, moe: a layer's slices are ours on request alone"
+NO_SLICES = "SGL_LOWLATENCY_DEEPSEEK_SLICES=none leaves every layer to SGLang: unset it, or name attention_in, attention_out or moe"
 
 
 def _takes_attention(slices: tuple[str, ...]) -> bool:
@@ -88,7 +87,7 @@ def _build(model: torch.nn.Module, hf_config: Any, context: BuildContext) -> Dee
     settings, widths = config.get(), [rows for rows in context.widths if rows <= MAX_ROWS]
     if not widths:
         raise ValueError(f"the slices take {MAX_ROWS} rows, the steps of this server have {context.tokens_per_request} and more")
-    logger.warning("SGL_LOWLATENCY_DEEPSEEK_SLICES=%s: %s", ",".join(settings.deepseek_slices), UNPROVEN)
+    logger.info("%s of every layer of DeepSeek-V4.1: %s", ", ".join(settings.deepseek_slices), OTHERWISE)
     layers = list(model.model.layers)
     device = layers[0].mlp.gate.weight.device
     slices = build_slices(layers, settings.deepseek_slices, max(widths), device, device_limits(device).grid, context.deadline_s)

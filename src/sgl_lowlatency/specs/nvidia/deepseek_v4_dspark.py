@@ -3,7 +3,7 @@
 SGLang asks for a draft's spec only where the target has one. The target's covers no width and touches nothing; without proposals to make the flag
 would be of no use, so a server that is known to have none before weights load is refused: another algorithm, no decode graphs, in which alone SGLang
 asks for proposals, DeepSeek-V4's draft. What only the loaded draft tells (guard/draft.py: its head, splits of the vocabulary) keeps SGLang's proposal.
-TP 1, 2, 4 and 8. With SGL_LOWLATENCY_DEEPSEEK_SLICES the target has another spec (deepseek_v4.py), and its draft this one.
+TP 1, 2, 4 and 8. The target has this spec with SGL_LOWLATENCY_DEEPSEEK_SLICES=none alone, else another one (deepseek_v4.py), and its draft this one.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         settings = config.get()
     except ValueError as error:
         return [str(error)]
-    reasons = [] if settings.draft_sampler else [f"{SWITCH}, and so are slices of DeepSeek-V4.1's own layers, by SGL_LOWLATENCY_DEEPSEEK_SLICES"]
+    reasons = [] if settings.draft_sampler else [f"{SWITCH}, and SGL_LOWLATENCY_DEEPSEEK_SLICES is none: nothing would be ours"]
     if cfg.speculative_algorithm != "DSPARK":
-        other = "whose proposals are all that there is of DeepSeek-V4 without SGL_LOWLATENCY_DEEPSEEK_SLICES"
+        other = "whose proposals are all that there is of DeepSeek-V4 with SGL_LOWLATENCY_DEEPSEEK_SLICES=none"
         reasons.append(f"speculative_algorithm {cfg.speculative_algorithm!r} is not 'DSPARK', {other}")
     reasons += deepseek_v4_config_reasons(hf_config) + server_argument_reasons(cfg, SERVER_ARGUMENTS)
     if cfg.tp_size > 1:
