@@ -107,15 +107,39 @@ def test_the_gains_of_sessions():
 
 
 def test_the_step_of_deepseek():
-    ratios = re.search(r"a step with all three is ([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+) times as fast at 1, 2, 4 and 8 rows", WORDS).groups()
-    rows = {row["rows"]: row for row in rows_of("deepseek-step") if row["kernel"] == "attention_in+attention_out+moe"}
-    assert ratios == tuple(f"{rows[number]['ratio']:.2f}" for number in (1, 2, 4, 8))
-    assert not any(row["problems"] for row in rows_of("deepseek-step")) and "0.07 of their norm" in WORDS
-    assert {f"{row['same_experts_distance']:.2f}" for row in rows.values()} == {"0.07"}
-    drafts, tokens = map(int, re.search(r"a request's (\d+) drafts and (\d+) tokens are SGLang's own", WORDS).groups())
-    compared = [entry for entry in json.loads((ROOT / "benchmark/results/served-dspark-dsv41-cut.json").read_text())["tokens"] if entry["batch"] == 1]
-    assert (drafts, tokens) == tuple(sum(entry[key] for entry in compared) for key in ("drafts_compared", "tokens_compared"))
-    assert not any(entry["wrong_drafts"] or entry["texts_part_at"] for entry in compared)
+    pair = r"([\d.]+) to ([\d.]+)"
+    sizes = (1, 2, 6, 12)
+    ratios = re.search(r"step of the eight is ([\d.]+), ([\d.]+), ([\d.]+) and ([\d.]+) times as fast at 1, 2, 6 and 12 rows", WORDS).groups()
+    found = json.loads((ROOT / "benchmark/results/deepseek-step.json").read_text())
+    every = "attention_in+attention_out+moe"
+    rows = {row["rows"]: row for row in found["rows"] if row["kernel"] == every}
+    assert ratios == tuple(f"{rows[number]['ratio']:.2f}" for number in sizes) and not any(row["problems"] for row in found["rows"])
+    distances = [rows[number]["same_experts_distance"] for number in sizes]
+    assert re.search(rf"a step's logits are {pair} of their norm apart", WORDS).groups() == (f"{min(distances):.2f}", f"{max(distances):.2f}")
+    assert re.search(r"KV rows of a layer at most ([\d.]+)", WORDS)[1] == f"{max(max(rows[number]['kv_distances']) for number in sizes):.2f}"
+    layer = re.search(r"takes (\d+) instead of (\d+) us at one row and (\d+) instead of (\d+) at six, (\d+) kernels instead of (\d+) and (\d+)", WORDS)
+    plain, kernels = [], []
+    for case in ("1x1024", "6x1024"):
+        for arm in (every, "sglang"):
+            profile = found["profile"][case][arm]
+            kernels.append(min(profile["layer_kernels"]))
+            plain.append(median(us for us, count in zip(profile["layer_us"], profile["layer_kernels"]) if count == kernels[-1]))
+    assert layer.groups() == (*(f"{us:.0f}" for us in plain), f"{kernels[0]}", f"{kernels[1]}", f"{kernels[3]}") and kernels[0] == kernels[2]
+
+
+def test_deepseek_served():
+    found = json.loads((ROOT / "benchmark/results/served-dspark-forced-dsv41-cut.json").read_text())
+    times = re.search(r"5\.77 tokens a step: a step goes from ([\d.]+) to ([\d.]+) ms at one request, ([\d.]+) ×, ([\d.]+) to ([\d.]+) at two, ([\d.]+) ×, and "
+                      r"([\d.]+) to ([\d.]+) at eight, ([\d.]+) ×, ([\d,]+) tokens and ([\d,]+) drafts", WORDS).groups()
+    written = []
+    for row in found["rows"]:
+        assert row["ratio_ci95"][0] > 1
+        written += [f"{median(row['off_ms']):.2f}", f"{median(row['on_ms']):.2f}", f"{row['ratio']:.2f}"]
+    compared = [entry for entry in found["tokens"] if entry["turns"] == ["1-off", "2-on"]]
+    written += [f"{sum(entry[key] for entry in compared):,}" for key in ("tokens_compared", "drafts_compared")]
+    assert times == tuple(written) and found["problems"] == []
+    assert all(entry["accept_length"] == [5.7727] * 2 and entry["same_acceptance"] and not entry["texts_part_at"] for entry in found["tokens"])
+
 
 
 def test_the_share_of_the_floor():

@@ -10,9 +10,9 @@ SGL_LOWLATENCY_DEEPSEEK_SLICES names fewer. With "none" deepseek_v4_dspark's sta
 - max_rows 48: the kernels'; steps of more rows run SGLang's forward. With drafts, verify steps alone: of 6 rows a request up to 8 requests.
 - numerics: SGLang quantises activations of FP8 matrices in groups of 32, which the kernels do not. Bounds of attention's slices: twice what such
   activations do to the worst of 48 rows (tests/contract/test_deepseek_v4_layers.py), a third of what a wrong block, slot, mix or rotation does. Of
-  the MoE: 0.03 of a row by chance, a wrong expert of six 0.3 and more; of its post, attention_out's, and no GPU has run it. On an H200, in eight
-  layers, attention's are at most 0.35 of their bounds and the MoE's 0.045 (benchmark/LOG.md, 26), and logits of a whole step 0.06 to 0.08 of their
-  norm from SGLang's on the same experts (28). What a server answers with them has not been compared.
+  the MoE: 0.03 of a row by chance, a wrong expert of six 0.3 and more; of its post, attention_out's. On an H200, in eight layers, attention's are at most 0.35 of
+  their bounds and the MoE's 0.045 (benchmark/LOG.md, 26), logits of a whole step 0.06 to 0.07 of their norm from SGLang's on the same experts, KV
+  rows 0.08, and a server's tokens and drafts SGLang's own on a text that the head forces (30).
 """
 
 from __future__ import annotations
