@@ -289,6 +289,7 @@ def sglangs_binding(switch, monkeypatch):
     from sgl_lowlatency.runtime import sglang_state
 
     switch("1")
+    monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "none")
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "0")  # registering must not replace the device of this process
     config.get.cache_clear()
     plugin.register_nvidia()

@@ -13,10 +13,16 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 
 from sgl_lowlatency.build.deepseek_v4 import build_slices  # noqa: E402
 from sgl_lowlatency.kernels.decode_step import EmulationOptions  # noqa: E402
+from sgl_lowlatency.runtime import sglang_state  # noqa: E402
 from sgl_lowlatency.runtime.deepseek_v4_step import DeepseekV4Step  # noqa: E402
 
 NEXT_EXPERT, UNWEIGHTED_EXPERT = 26, 24  # dialect::Planted
 BOUNDS = {"moe.relative_l2": 0.1, "routing.gap": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def no_metrics(monkeypatch):
+    monkeypatch.setattr(sglang_state, "metrics_enabled", lambda: False)
 
 
 class Model:
@@ -110,3 +116,31 @@ def test_the_check_finds_choices_that_are_not_sglangs():
     x, token_ids = inputs(12)
     with pytest.raises(RuntimeError, match=r"routing.gap \d\.\d+ in layer 1"):
         model.step.forward(model.step.plan(token_ids, batch_of("decode", len(token_ids))), model.original, x, token_ids)
+
+
+def test_steps_are_counted_on_the_device_as_replays_run():
+    """The check and a capture's warm-up serve nobody. A replay calls no Python of ours: its last layer's launch counts the step, no other layer's does."""
+    model = Model()
+    x, token_ids = inputs(6)
+    step = model.step.plan(token_ids, batch_of("decode", 6))
+    model.step.forward(step, model.original, x, token_ids)
+    assert model.step.coverage.counts().executed == {6: 1} and model.step.issued == {6: 1}
+    model.step.forward(step, model.original, x, token_ids)
+    assert model.step.coverage.counts().executed == {6: 2}
+    for mlp, wanted in zip(model.layers, (2, 3), strict=True):
+        mlp.forward._launch(x, torch.empty_like(x), token_ids, None)
+        assert model.step.coverage.counts().executed == {6: wanted}
+    assert model.step.issued == {6: 2}
+
+
+def test_a_captures_warm_ups_are_not_counted(monkeypatch):
+    model = Model()
+    x, token_ids = inputs(6)
+    step = model.step.plan(token_ids, batch_of("decode", 6))
+    monkeypatch.setattr(sglang_state, "capturing_graphs", lambda: True)
+    for _ in range(2):  # the first one checks
+        model.step.forward(step, model.original, x, token_ids)
+    assert model.step.coverage.counts().executed.get(6, 0) == 0 and model.step.issued[6] == 0
+    monkeypatch.setattr(sglang_state, "capturing_graphs", lambda: False)
+    model.step.forward(step, model.original, x, token_ids)
+    assert model.step.coverage.counts().executed == {6: 1}
