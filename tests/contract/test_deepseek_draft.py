@@ -283,11 +283,13 @@ FULL_GRAPHS = types.SimpleNamespace(decode=types.SimpleNamespace(backend="full")
 @pytest.fixture
 def sglangs_binding(switch, monkeypatch):
     """SGLang's binding as in a worker of one rank on sm_90, the plugin registered, its kernels emulated."""
+    from sglang.kernels.plugin_kernels.nvidia import spec
     from sglang.srt.kernel_plugins.nvidia import binding
 
     from sgl_lowlatency import plugin
     from sgl_lowlatency.runtime import sglang_state
 
+    monkeypatch.setattr(spec, "_REGISTRY", {})  # of a process that is started in that environment
     switch("1")
     monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "none")
     monkeypatch.setenv("SGL_LOWLATENCY_EMULATE", "0")  # registering must not replace the device of this process

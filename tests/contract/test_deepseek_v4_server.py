@@ -7,7 +7,11 @@ import json
 
 import pytest
 
-from sgl_lowlatency import config, plugin
+pytest.importorskip("sglang")
+
+from sglang.kernels.plugin_kernels.nvidia import spec  # noqa: E402
+
+from sgl_lowlatency import config, plugin  # noqa: E402
 
 CUT = {
     "vocab_size": 129280, "hidden_size": 5120, "moe_intermediate_size": 2304, "num_hidden_layers": 8, "num_attention_heads": 64,
@@ -56,7 +60,8 @@ def test_the_flag_alone_is_enough(refusals, folder, monkeypatch, arguments, draf
 def test_what_leaves_nothing_to_propose_is_refused(refusals, folder, monkeypatch):
     monkeypatch.setenv("SGL_LOWLATENCY_DEEPSEEK_SLICES", "none")
     config.get.cache_clear()
-    plugin.register_nvidia()  # as a server's processes do in that environment
+    monkeypatch.setattr(spec, "_REGISTRY", {})  # of a process that is started in that environment
+    plugin.register_nvidia()
     plain = refusals(["--model-path", folder, "--skip-tokenizer-init"])
     assert plain == ["speculative_algorithm None is not 'DSPARK', whose proposals are all that there is of DeepSeek-V4 with SGL_LOWLATENCY_DEEPSEEK_SLICES=none"]
     monkeypatch.setenv("SGL_LOWLATENCY_DRAFT_SAMPLER", "0")
