@@ -77,6 +77,8 @@ def test_a_slice_that_is_not_ours_asks_nothing(reasons):
     ({"dsv4_attn_backend": "trtllm"}, "--dsv4-attn-backend 'trtllm' is not served: its keys and queries are of another form than the kernels write"),
     ({"enable_encoder_swa_bounded_replay": True},
      "--enable-encoder-swa-bounded-replay True is not served: window keys of requests' own have not been tested"),
+    ({"tp_size": 2}, "slices of DeepSeek-V4.1's layers run on one GPU: on several, SGL_LOWLATENCY_DEEPSEEK_SLICES=none and "
+                     "SGL_LOWLATENCY_DRAFT_SAMPLER=1 have the proposals of its DSPARK draft"),
     ({"model": {"hc_mult": 2}}, "config.hc_mult 2 is not 4"),
     ({"model": {"n_routed_experts": 400}}, "config.n_routed_experts 400 is not a multiple of 16 up to 384"),
     ({"backends": {"emulation": ["host"]}}, "this installation has no CUDA kernels (it was built without nvcc): reinstall sgl-lowlatency where nvcc "

@@ -54,6 +54,10 @@ BOUNDS = {
 }  # fmt: skip
 # (server argument, values that are served, why the others are not), as in guard/config.py.
 SERVER_ARGUMENTS = (("speculative_algorithm", (None, "DSPARK"), "nobody has tested its verify steps with slices of DeepSeek-V4.1"),)
+SEVERAL_GPUS = (
+    "slices of DeepSeek-V4.1's layers run on one GPU: on several, SGL_LOWLATENCY_DEEPSEEK_SLICES=none and SGL_LOWLATENCY_DRAFT_SAMPLER=1 have the "
+    "proposals of its DSPARK draft"
+)
 NO_SLICES = "SGL_LOWLATENCY_DEEPSEEK_SLICES=none leaves every layer to SGLang: unset it, or name attention_in, attention_out or moe"
 
 
@@ -70,6 +74,7 @@ def _config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
         return [str(error)]
     slices, emulate, model = settings.deepseek_slices, settings.emulate, getattr(hf_config, "text_config", hf_config)
     reasons = server_argument_reasons(cfg) + server_argument_reasons(cfg, SERVER_ARGUMENTS) if slices else [NO_SLICES]
+    reasons += [SEVERAL_GPUS] if slices and cfg.tp_size > 1 else []
     if _takes_attention(slices):
         reasons += attention_slices.config_reasons(model) + server_argument_reasons(cfg, attention_slices.SERVER_ARGUMENTS)
     if "moe" in slices:
