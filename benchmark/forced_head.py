@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import forced_text
+from benchmark.common import sglang_hook
 from benchmark.drafts import MARKOV_LOGIT
 from benchmark.random_weights import LOGIT_STD
 
@@ -25,13 +26,8 @@ MARKOV = "markov_head."
 
 
 def install(folder: Path) -> str:
-    """Writes the entry point into `folder`; returns what a server's PYTHONPATH needs."""
-    info = folder / f"{NAME}-0.0.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME.replace('_', '-')}\nVersion: 0.0.0\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{NAME} = benchmark.forced_head:register\n")
-    (info / "RECORD").write_text("")
-    return f"{folder.resolve()}{os.pathsep}{Path(__file__).resolve().parents[1]}"
+    """Installs `register` in `folder`; returns what a server's PYTHONPATH needs."""
+    return sglang_hook.install(folder, NAME, "benchmark.forced_head:register")
 
 
 def register() -> None:

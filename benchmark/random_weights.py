@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmark import forced_text
+from benchmark.common import sglang_hook
 
 MARKER = "random_weights.json"
 FP8_BLOCK = 128  # rows and columns that share a scale
@@ -160,16 +161,5 @@ def register() -> None:
 
 
 def install_hook(folder: Path) -> str:
-    """Write a dist-info whose entry point is `register` into `folder`; returns the PYTHONPATH that makes it load.
-
-    A server started with that PYTHONPATH, and every process it spawns, serves directories made by `models.write_model`.
-    """
-    info = folder / "benchmark_random_weights-0.0.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark-random-weights\nVersion: 0.0.0\n")
-    (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nbenchmark_random_weights = benchmark.random_weights:register\n"
-    )
-    (info / "RECORD").write_text("")
-    repository = Path(__file__).resolve().parent.parent
-    return f"{folder.resolve()}{os.pathsep}{repository}"
+    """Installs `register` in `folder`; returns the PYTHONPATH of a server that then serves directories made by `models.write_model`."""
+    return sglang_hook.install(folder, "benchmark_random_weights", "benchmark.random_weights:register")

@@ -12,9 +12,11 @@ tells whether it repeats itself. Then steps are timed, nothing recorded: slopes 
 A turn with the plugin whose log does not show what --expect names, or whose recorded drafts are not the plugin's, is a problem, and so is every
 difference that rounding does not explain, by request, step, row and draft. Texts of random weights part within a few tokens wherever two ways to
 round differ, and SGLang's own part from server to server where it has several requests. With --period N the LM head forces the text and drafts
-foresee it (forced_head.py): then every token and draft is known, both arms do equal work, and drafts are accepted. FOLDER, what loads its weights (--plugin names its entry point) and
-SGLang's environment are the caller's. With --no-draft the server decodes plainly, and tokens and steps are compared. A turn that what is left of
---deadline cannot hold is left out, and said to be. Writes OUT/NAME.json after every turn. Exit status 0 if there were two arms and no problem.
+foresee it (forced_head.py): then every token and draft is known, both arms do equal work, and drafts are accepted.
+
+FOLDER, what loads its weights (--plugin names its entry point) and SGLang's environment are the caller's. With --no-draft the server decodes plainly,
+and tokens and steps are compared. A turn that what is left of --deadline cannot hold is left out, and said to be. Writes OUT/NAME.json after every
+turn. Exit status 0 if there were two arms and no problem.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ from sgl_lowlatency.bench.results import Results
 MODES = ("greedy", "sampled")
 OUR_PLUGIN = "nvidia_megakernel"
 NOTES = (
-    "Random weights: without a period greedy drafts are accepted about as often as any token is guessed, so an accept length of 1.0 is expected and says nothing of "
-    "trained drafts; sampled ones are accepted where both distributions are wide. Acceptance of the recorded runs is seeded by the recorder, since "
+    "Random weights: without a period greedy drafts are accepted about as often as any token is guessed, so an accept length of 1.0 is expected and "
+    "says nothing of trained drafts; sampled ones are accepted where both distributions are wide. Acceptance of the recorded runs is seeded by the recorder, since "
     "SGLang ignores sampling_seed there. Arms are servers one after the other, not side by side."
 )
 # What the plugin's log has to show, by --expect: (pattern, what is wrong without it).

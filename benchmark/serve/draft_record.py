@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmark.common import sglang_hook
+
 NAME = "benchmark_draft_record"
 PREFIX = "recorded"
 FILE = "BENCHMARK_DRAFT_RECORD"  # environment: where a server writes its blocks
@@ -57,13 +59,8 @@ def request_names(name: str, count: int) -> list[str]:
 
 
 def install(folder: Path) -> str:
-    """Writes the entry point into `folder`; returns what a server's PYTHONPATH needs."""
-    info = folder / f"{NAME}-0.0.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME.replace('_', '-')}\nVersion: 0.0.0\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{NAME} = benchmark.serve.draft_record:register\n")
-    (info / "RECORD").write_text("")
-    return f"{folder.resolve()}{os.pathsep}{Path(__file__).resolve().parents[2]}"
+    """Installs `register` in `folder`; returns what a server's PYTHONPATH needs."""
+    return sglang_hook.install(folder, NAME, "benchmark.serve.draft_record:register")
 
 
 def register() -> None:

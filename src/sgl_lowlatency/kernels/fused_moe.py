@@ -92,7 +92,8 @@ class FusedMoe:
     this kernel alone. intermediate and weights are then the rank's share (rank_intermediate), router and biases whole. All ranks launch the same
     rows in the same order; out is the sum over ranks, the same bits on each. A wait for a rank lasts half of deadline_s.
 
-    counts: launches of the layers that it was told to count. smem_limit: bytes of shared memory that a block is to stay within; with fewer the rings are shorter.
+    counts: launches of the layers that it was told to count. smem_limit: bytes of shared memory that a block is to stay within; with fewer the rings
+    are shorter.
     """
 
     def __init__(

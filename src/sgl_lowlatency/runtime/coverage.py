@@ -124,7 +124,7 @@ def _counters(registry: Any) -> tuple[Any, Any]:
     extra = {} if registry is None else {"registry": registry}
     return (
         prometheus_client.Counter(
-            "sgl_lowlatency:decode_steps", "Decode and verify steps run by decode_step or monokernel.", ["mode", "rows"], **extra
+            "sgl_lowlatency:decode_steps", "Decode and verify steps run by the plugin's kernels.", ["mode", "rows"], **extra
         ),
         prometheus_client.Counter(
             "sgl_lowlatency:fallback_steps", "Eager steps run by SGLang's own forward.", ["reason"], **extra

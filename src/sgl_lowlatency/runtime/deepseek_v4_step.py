@@ -43,8 +43,8 @@ class DeepseekV4Step:
     """layers: the model's, in order, with their slices, the same of every layer. widths: rows of the steps that are served. tokens_per_request: 1 in
     a server of plain decode; in a speculative one the tokens that a verify step has a request, and then it serves verify steps alone. bounds: of
     _FIGURES, of the check that the first step of each width makes before it may be captured. check: whether it is made. pool_reasons: why the
-    running forward's KV pool is not laid out as attention_in writes it. `running`: what the layers share of the forward at hand. `issued`: steps by rows, of a graph the one that was captured; coverage
-    counts replays too, on the device, as long as the first of the slices is taken."""
+    running forward's KV pool is not laid out as attention_in writes it. `running`: what the layers share of the forward at hand. `issued`: steps by rows, of a graph the
+    one that was captured; coverage counts replays too, on the device, as long as the first of the slices is taken."""
 
     draft_sampler = None
 
