@@ -43,14 +43,14 @@ def register_nvidia() -> None:
 
 
 def nvidia_specs() -> dict[str, str]:
-    """HF architecture -> "module:attribute", as this process's environment has it. A bad variable of it chooses nothing: the specs name it."""
+    """HF architecture -> "module:attribute", as this process's environment has it. A bad variable of it changes nothing: the specs name it."""
     from sgl_lowlatency import config
 
     specs = NVIDIA_SPECS | NVIDIA_DRAFT_SPECS
     try:
         wants_step = bool(config.get().deepseek_slices)
     except ValueError:
-        wants_step = False
+        wants_step = True  # the default
     return specs | {"DeepseekV4ForCausalLM": DEEPSEEK_V4_STEP_SPEC} if wants_step else specs
 
 

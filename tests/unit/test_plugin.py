@@ -70,6 +70,7 @@ def test_a_bad_variable_raises_and_leaves_the_specs_to_name_it(registered, emula
     with pytest.raises(ValueError, match="SGL_LOWLATENCY_EMULATE='maybe' is not 0 or 1"):
         plugin.register_nvidia()
     assert len(registered) == 8 and emulated == []
+    assert dict(registered)["DeepseekV4ForCausalLM"] == plugin.DEEPSEEK_V4_STEP_SPEC, "as by default"
 
 
 def test_amd_registers_paths(monkeypatch):
