@@ -10,7 +10,8 @@ Logits are compared twice: of graphs, where a rounding sends rows to other exper
 is what judges a choice, with the KV rows that both wrote (kv_rows.py) and the tokens that Engram's layers keep.
 
 A results row a case and choice, `metric` "step", `kernel` the choice, off SGLang's step, on the step with it; both end with the LM head. Random rows
-of a batch choose experts independently, where a request's verify rows are nearer to each other. Rows are sizes that SGLang captures: 1, 2, 4, 8, 12, 16.
+of a batch choose experts independently, where a request's verify rows are nearer to each other. Rows are sizes that SGLang captures: 1, 2, 4,
+8, 12, 16, or those of --server-arg=--cuda-graph-bs-decode.
 
 --model: a folder that SGLang loads, with one GPU's share of layers. --register MODULE:FUNCTION: called before, for weights that are no files.
 Exit status: 0 if every case was measured and no check failed.

@@ -47,7 +47,8 @@ void bind_fused_moe(py::module_& m) {
   SGL_POINTER(x); SGL_POINTER(bias); SGL_POINTER(bias_alt); SGL_POINTER(token_ids); SGL_POINTER(num_live_rows); SGL_POINTER(maps);
   SGL_POINTER(gate_up_scale); SGL_POINTER(down_scale); SGL_POINTER(shared_gate_up_scale); SGL_POINTER(shared_down_scale); SGL_POINTER(out);
   SGL_POINTER(out_ids);
-  SGL_POINTER(out_weights); SGL_POINTER(out_logits); SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(executed_mirror); SGL_POINTER(fault);
+  SGL_POINTER(out_weights); SGL_POINTER(out_logits); SGL_POINTER(trace); SGL_POINTER(workspace); SGL_POINTER(state); SGL_POINTER(executed_mirror);
+  SGL_POINTER(fault);
 #undef SGL_POINTER
 #ifdef SGL_LOWLATENCY_WITH_CUDA
   m.def("fused_moe_launch_cuda", &launch::fused_moe_cuda, py::arg("params"), py::arg("grid"), py::arg("stream"),
